@@ -9,8 +9,10 @@
      │   ├─ RequestError        a memory request with bad units, or beyond every device
      │   ├─ StudyError          the study differs from what was asked (directions, storage kind)
      │   ├─ SchemaError         the storage belongs to another version
-     │   └─ OutOfScopeError     something this project does not do
+     │   ├─ OutOfScopeError     something this project does not do
+     │   └─ AlreadyRunningError  the folder's embedded server runs already: attach to it
      ├─ UnreachableError        Redis or the database does not answer, or refuses us (exit code 2)
+     ├─ StaleLeaderError        another coordinator leads the pool, or our leadership ran out
      ├─ DeviceConflictError     another worker holds the device (exit code 2)
      ├─ DeviceLostError         the driver no longer answers for the device (exit code 3)
      ├─ StudyFailedError        the study ended without what was asked (exit code 1)
@@ -59,10 +61,18 @@ class OutOfScopeError(InputError):
     """Raised for what this project does not do: other systems than Linux, two devices for one trial."""
 
 
+class AlreadyRunningError(InputError):
+    """Raised when an embedded server is started in a folder where one runs. Attach to that one, or stop it."""
+
+
 class UnreachableError(VrampoolError):
     """Raised when Redis or the database cannot be used. The text names which, its address and a remedy."""
 
     exit_code = 2
+
+
+class StaleLeaderError(VrampoolError):
+    """Raised when a coordinator enqueues without leading the pool. Stop asking for trials, and acquire again."""
 
 
 class DeviceConflictError(VrampoolError):

@@ -31,6 +31,7 @@ class ChildFrame(StrEnum):
     REPLY = "reply"  #: worker -> child: its answer. {id, ok, value | error}
     SAMPLE = "sample"  #: child -> worker: memory as the child sees it (`MemorySample` fields)
     STEP = "step"  #: child -> worker: optimizer steps counted so far. {steps}
+    HINT = "hint"  #: child -> worker: one sentence of advice for the study's report. {text}
     RECAP = "recap"  #: worker -> child: shrink or raise the cap. {cap_bytes}
     RECAPPED = "recapped"  #: child -> worker: cap after a recap, read back. {cap_bytes, freed_bytes}
     OUTCOME = "outcome"  #: child -> worker: how the objective ended (`Outcome`); the last frame
@@ -144,6 +145,7 @@ class ChildStart(_Message):
     seed: int = 0  #: for random, numpy and torch, from study and trial number
     sample_interval_s: float = 0.5
     catch_oom: bool = True
+    slots: int = 1  #: trials that may run at once on this host
 
     @classmethod
     def from_json(cls, raw: Any) -> Self:
@@ -163,6 +165,7 @@ class MemorySample(_Message):
     num_alloc_retries: int = 0
     cap_bytes: int | None = None
     cuda_initialized: bool = False
+    num_ooms_handled: int = 0  #: of num_ooms, those that a helper of ours caught on purpose
 
 
 @dataclass(frozen=True)
@@ -178,6 +181,7 @@ class Outcome(_Message):
     memory: dict[str, Any] = field(default_factory=dict)  #: oom: {asked_bytes, allowed_bytes, free_bytes, device: cuda|host}
     sample: dict[str, Any] = field(default_factory=dict)  #: the last `MemorySample`
     exit_code: int | None = None  #: SystemExit's code, when that was raised
+    loading: bool = False  #: failed before the objective ran: it could not be imported or opened
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mro", tuple(self.mro))

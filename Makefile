@@ -1,0 +1,99 @@
+# Everything a newcomer or CI runs. Needs Python 3.11 or newer with venv, nothing else; all is installed into .venv.
+
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+PINS := requirements/constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(PINS)
+
+# The first interpreter that is new enough and can make virtual environments. Another one: make PYTHON=... demo
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.14; do \
+	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+
+# Where Python may not write bytecode by itself, each import of torch would compile it again: 3 seconds a process.
+COMPILE := test -z "$$PYTHONDONTWRITEBYTECODE" || $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+
+# More arguments for pytest, for example: make test ARGS="-k ledger -x"
+ARGS ?=
+
+# Address of an index with PyTorch's CPU builds; empty: pip's configured sources are asked.
+export TORCH_INDEX ?=
+
+.PHONY: help
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+# ---- what to run
+
+.PHONY: demo
+demo: $(VENV)/.demo-installed  ## run a small search on this machine and draw its memory over time
+	$(BIN)/python examples/demo.py
+
+.PHONY: test
+test: $(VENV)/.dev-installed  ## run the tests that need no GPU
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+
+.PHONY: test-slow
+test-slow: $(VENV)/.dev-installed  ## run the slow tests that need no GPU: faults, load, the wheel
+	$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
+
+.PHONY: test-gpu
+test-gpu: $(VENV)/.dev-installed  ## run the tests that need an NVIDIA GPU
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+.PHONY: check
+check: format-check lint types imports  ## all checks that do not run the code
+
+.PHONY: format-check
+format-check: $(VENV)/.dev-installed
+	$(BIN)/ruff format --check .
+
+.PHONY: lint
+lint: $(VENV)/.dev-installed
+	$(BIN)/ruff check .
+
+.PHONY: types
+types: $(VENV)/.dev-installed
+	$(BIN)/mypy
+
+.PHONY: imports
+imports: $(VENV)/.dev-installed
+	$(BIN)/lint-imports
+
+.PHONY: format
+format: $(VENV)/.dev-installed  ## write the source the way `make check` wants it
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: bench
+bench: $(VENV)/.dev-installed  ## measure this machine: overheads, packing, the whole search
+	$(BIN)/python -m benchmarks $(ARGS)
+
+.PHONY: clean
+clean:  ## remove what was built and cached, but not .venv
+	rm -rf dist build demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -print0 | xargs -0 rm -rf
+
+# ---- what must be installed for it; a stamp says that it is
+
+$(VENV)/.pip-installed:
+	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 with venv found: install one, or name it: make PYTHON=/path/to/python"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	touch $@
+
+$(VENV)/.torch-installed: $(PINS) requirements/torch.sh | $(VENV)/.pip-installed
+	bash requirements/torch.sh $(BIN)/python
+	touch $@
+
+$(VENV)/.demo-installed: pyproject.toml $(PINS) $(VENV)/.torch-installed
+	$(INSTALL) --editable '.[torch,viz]' scikit-learn
+	@$(COMPILE)
+	touch $@
+
+$(VENV)/.dev-installed: pyproject.toml $(PINS) $(VENV)/.torch-installed
+	$(INSTALL) --editable '.[torch,viz,postgres]' --group test --group check
+	@$(COMPILE)
+	touch $@

@@ -1,0 +1,84 @@
+"""The command `vrampool`. Commands are imported when they are called, so that help and errors come at once."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+from typing import Any
+
+import click
+
+from vrampool._version import __version__
+from vrampool.errors import VrampoolError
+
+_COMMANDS = {
+    "run": "vrampool.cli.run:run",
+    "submit": "vrampool.cli.run:submit",
+    "status": "vrampool.cli.look:status",
+    "why": "vrampool.cli.look:why",
+    "stop": "vrampool.cli.manage:stop",
+    "up": "vrampool.cli.manage:up",
+    "down": "vrampool.cli.manage:down",
+    "coordinator": "vrampool.cli.serve:coordinator",
+    "doctor": "vrampool.cli.doctor:doctor",
+}
+#: Commands of other distributions parts join here; `worker` comes from the data plane, which is never imported by name.
+COMMAND_GROUP = "vrampool.commands"
+
+
+class _LazyGroup(click.Group):
+    """Finds commands by name: own ones in the table above, the rest through the entry-point group."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        joined = [point.name for point in importlib.metadata.entry_points(group=COMMAND_GROUP)]
+        return [*_COMMANDS, *sorted(set(joined) - set(_COMMANDS))]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _COMMANDS:
+            module, _, name = _COMMANDS[cmd_name].partition(":")
+            found: Any = getattr(importlib.import_module(module), name)
+        else:
+            points = list(importlib.metadata.entry_points(group=COMMAND_GROUP, name=cmd_name))
+            if not points:
+                return None
+            found = points[0].load()
+        assert isinstance(found, click.Command)
+        return found
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="vrampool")
+def command() -> None:
+    """Run Optuna studies on a pool of GPUs: trials run side by side as long as their memory fits."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command and exit: 0 done, 1 the study failed, 2 wrong input, 3 a device is lost, 130 interrupted."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments
+    try:
+        code = command.main(args=arguments, prog_name="vrampool", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except VrampoolError as error:
+        if debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except click.ClickException as error:
+        print(f"error: {error.format_message()}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        # The reader of our output (`| head`) has gone; Python would complain again at exit.
+        sys.stderr.close()
+        sys.exit(0)
+    except Exception as error:
+        if debug:
+            raise
+        print(f"error: {type(error).__name__}: {error}; --debug shows where", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,51 @@
+"""Options that several commands share, and the settings made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from vrampool.settings import Settings, load_settings
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_POOL = [
+    click.option("--redis", metavar="URL", help="Redis of the pool. Without it: the local pool."),
+    click.option("--storage", metavar="URL", help="Study storage, for example postgresql+psycopg://user@hub/optuna."),
+    click.option("--pool", metavar="NAME", help="Name of the pool (default: vrampool)."),
+    click.option("--state-dir", type=click.Path(path_type=Path), help="Where the local pool keeps its files."),
+    click.option("--config", type=click.Path(path_type=Path), help="Settings file (default: vrampool.toml)."),
+    click.option("--debug", is_flag=True, default=None, help="Show tracebacks."),
+]
+_DEVICE = [
+    click.option("--gpu", metavar="WHICH", help="all, cpu, or indices or UUIDs with commas (default: all)."),
+    click.option("--budget", metavar="SIZE", help="Memory a device may have in use: 85%, 20GiB, bytes (default: 85%)."),
+    click.option("--max-trials", type=int, help="Trials at once on a device."),
+    click.option("--spares", type=int, help="Processes started ahead of need (default: 1)."),
+    click.option("--preload", metavar="MODULES", help="What a spare process imports (default: torch,torch._dynamo)."),
+]
+_SETTING_NAMES = frozenset(Settings.__dataclass_fields__)
+
+
+def pool_options(function: F) -> F:
+    """Add the options that say which pool is meant."""
+    for option in reversed(_POOL):
+        function = option(function)
+    return function
+
+
+def device_options(function: F) -> F:
+    """Add the options that say which devices a pool that is started here uses, and how."""
+    for option in reversed(_DEVICE):
+        function = option(function)
+    return function
+
+
+def take_settings(given: dict[str, Any]) -> Settings:
+    """Take the options that are settings out of `given` and read the settings with them."""
+    file = given.pop("config", None)
+    flags = {name: given.pop(name) for name in list(given) if name in _SETTING_NAMES}
+    return load_settings(flags, file=file)

@@ -1,0 +1,285 @@
+"""The coordinator's loop. It leads by a lease with an epoch; whoever leads can go on from the storage alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from optuna.exceptions import StorageInternalError
+from optuna.trial import FrozenTrial, TrialState
+
+from vrampool.coordinator.depth import Room, wants_another
+from vrampool.coordinator.reaper import Reaper
+from vrampool.coordinator.tender import Tender
+from vrampool.errors import MessageError, UnreachableError
+from vrampool.messages import Ticket
+from vrampool.queueing import Events, JobQueue, Leadership, Liveness, Registry, StaleLeaderError, TransientRedisError
+from vrampool.settings import Settings
+from vrampool.signing import Signer, open_spec
+from vrampool.storage import (
+    Catalog,
+    SubmissionRow,
+    SubmissionState,
+    TransientStorageError,
+    claimed_by,
+    fail_lost,
+    mark_of,
+)
+
+_log = logging.getLogger("vrampool.coordinator")
+
+#: Pause between two looks when nothing happens. Events wake the loop at once; this is for events that got lost.
+IDLE_S = 1.0
+#: Pause between two comparisons of waiting trials with the queue.
+RECONCILE_S = 2.0
+_LIVE_STATES = (SubmissionState.OPEN, SubmissionState.STOPPING, SubmissionState.CANCELLING, SubmissionState.FAILING)
+
+
+class Coordinator:
+    """Tends every submission of a pool.
+
+    Args:
+        settings: Settings of the pool.
+        connection: Redis, used by this loop alone.
+        storage: The pool's Optuna storage.
+        signer: Checks submissions, signs tickets.
+        idle_exit_s: Return from `run` when there was nothing to do for so long; None: never.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        connection: Any,
+        storage: Any,
+        signer: Signer,
+        *,
+        idle_exit_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._storage = storage
+        self._signer = signer
+        self._clock = clock
+        self._idle_exit_s = idle_exit_s
+        self._catalog = Catalog(storage)
+        self.name = f"{socket.gethostname()}-{os.getpid()}"
+        self._leadership = Leadership(connection, settings.pool, self.name)
+        self._queue = JobQueue(connection, settings.pool, signer)
+        self._registry = Registry(connection, settings.pool)
+        self._events = Events(connection, settings.pool)
+        self._reaper = Reaper(Liveness(connection, settings.pool), ttl_s=settings.lease_ttl_s, beat_s=settings.beat_s)
+        self._tenders: dict[str, Tender] = {}
+        self._refused: set[str] = set()
+        self._epoch: int | None = None
+        self._stop = False
+        self._renewed_at_s = -1e9
+        self._reconciled_at_s = -1e9
+        self._reaped_at_s = -1e9
+        self._busy_at_s = clock()
+
+    def stop(self) -> None:
+        """Ask `run` to return after the step in hand. Safe in a signal handler."""
+        self._stop = True
+
+    def run(self) -> None:
+        """Lead and tend until `stop`, or until idle for long."""
+        pause_s = 0.2
+        with self._events.subscribe() as wake:
+            while not self._stop:
+                try:
+                    if self._lead():
+                        self._step()
+                        if self._idle_for_long():
+                            _log.info("nothing to do for %.0f s: the coordinator ends", self._idle_exit_s)
+                            break
+                    pause_s = 0.2
+                    wake.wait(IDLE_S if self._epoch is None or self._tenders else IDLE_S * 2)
+                except StaleLeaderError:
+                    _log.warning("another coordinator leads now")
+                    self._epoch = None
+                    self._tenders.clear()
+                except (TransientRedisError, TransientStorageError, StorageInternalError, UnreachableError) as error:
+                    _log.warning("%s; the coordinator tries again in %.1f s", str(error).splitlines()[0], pause_s)
+                    if isinstance(error, TransientRedisError):
+                        self._reaper.forgive(self._clock())
+                    time.sleep(pause_s)
+                    pause_s = min(pause_s * 2, 5.0)
+        if self._epoch is not None:
+            self._leadership.release()
+
+    # ---- leading -----------------------------------------------------------------------------------
+
+    def _lead(self) -> bool:
+        now_s = self._clock()
+        if self._epoch is None:
+            self._epoch = self._leadership.acquire()
+            if self._epoch is None:
+                return False
+            self._queue.lead(self._epoch)
+            self._renewed_at_s = now_s
+            _log.info("%s leads with epoch %s", self.name, self._epoch)
+        elif now_s - self._renewed_at_s > self._leadership.ttl_s / 4:
+            if not self._leadership.renew():
+                raise StaleLeaderError("the coordinator's lease ran out")
+            self._renewed_at_s = now_s
+        return True
+
+    def _idle_for_long(self) -> bool:
+        if self._tenders:
+            self._busy_at_s = self._clock()
+        return self._idle_exit_s is not None and self._clock() - self._busy_at_s > self._idle_exit_s
+
+    # ---- one step ----------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        rows = self._catalog.submissions(states=_LIVE_STATES)
+        self._update_tenders(rows)
+        if not self._tenders:
+            return
+        now_s = self._clock()
+        largest = self._registry.largest_budget(time.time()) or 0
+        trials = self._read(set(tender.spec.study_name for tender in self._tenders.values()))
+        for tender in self._in_order():
+            tender.largest_bytes = largest
+            self._enqueue(tender.observe(trials[tender.spec.study_name]), front=True)
+            self._judge(tender)
+        self._reap(now_s)
+        if now_s - self._reconciled_at_s > RECONCILE_S:
+            self._reconcile()
+            self._reconciled_at_s = now_s
+        self._fill()
+        for tender in list(self._tenders.values()):
+            self._conclude(tender)
+
+    def _update_tenders(self, rows: Sequence[SubmissionRow]) -> None:
+        ids = {row.id for row in rows}
+        for gone in set(self._tenders) - ids:
+            del self._tenders[gone]
+        for row in rows:
+            if row.id in self._tenders:
+                self._tenders[row.id].row = row
+            elif row.id not in self._refused:
+                try:
+                    spec = open_spec(self._signer, row.id, row.spec_text)
+                    self._tenders[row.id] = Tender(
+                        self._storage, self._catalog, self._queue, row, spec, self._settings.pool
+                    )
+                except MessageError as error:
+                    self._refused.add(row.id)
+                    _log.error("submission %s is refused: %s", row.id, error)
+                    self._catalog.set_submission_state(row.id, SubmissionState.FAILED, f"refused: {error}", expected=None)
+
+    def _read(self, study_names: set[str]) -> dict[str, list[FrozenTrial]]:
+        ids = {name: self._storage.get_study_id_from_name(name) for name in study_names}
+        return {name: self._storage.get_all_trials(study_id, deepcopy=False) for name, study_id in ids.items()}
+
+    def _in_order(self) -> list[Tender]:
+        """Higher priority first; among equals whoever has fewer trials under way, then the older one."""
+        return sorted(self._tenders.values(), key=lambda t: (-t.spec.priority, t.live, t.row.sequence))
+
+    def _judge(self, tender: Tender) -> None:
+        """Move a submission on when its time is up, when it is broken, or when it was stopped."""
+        if tender.row.state == SubmissionState.OPEN:
+            reason = tender.too_large() or tender.broken()
+            if reason is not None:
+                self._move(tender, SubmissionState.FAILING, reason)
+            elif tender.spec.timeout_s is not None and time.time() - tender.row.created_at >= tender.spec.timeout_s:
+                self._move(tender, SubmissionState.STOPPING, f"timeout {tender.spec.timeout_s:g} s")
+        if tender.row.state != SubmissionState.OPEN:
+            tender.cancel_waiting(tender.row.reason or "stopped")
+
+    def _move(self, tender: Tender, state: SubmissionState, reason: str) -> None:
+        if self._catalog.set_submission_state(tender.id, state, reason, expected=(tender.row.state,)):
+            _log.info("submission %s of %s: %s (%s)", tender.id, tender.spec.study_name, state, reason)
+        row = self._catalog.submission(tender.id)
+        if row is not None:
+            tender.row = row
+        self._events.publish({"submission": tender.id, "state": str(tender.row.state)})
+
+    def _conclude(self, tender: Tender) -> None:
+        """Close a submission that has nothing left to do."""
+        if tender.open_numbers or tender.live:
+            return
+        ends = {
+            SubmissionState.STOPPING: SubmissionState.STOPPED,
+            SubmissionState.CANCELLING: SubmissionState.CANCELLED,
+            SubmissionState.FAILING: SubmissionState.FAILED,
+        }
+        if tender.row.state == SubmissionState.OPEN:
+            if tender.wants_more():
+                return
+            self._move(tender, SubmissionState.DONE, tender.row.reason or "")
+        else:
+            self._move(tender, ends[tender.row.state], tender.row.reason or "")
+        del self._tenders[tender.id]
+
+    # ---- asking ------------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Ask for trials while some device could start one now."""
+        tenders = [tender for tender in self._in_order() if tender.may_create()]
+        if not tenders:
+            return
+        rooms = [
+            Room(record.device_id, record.free_bytes, not record.running, record.slots - len(record.running))
+            for record in self._registry.workers()
+            if record.state == "ready"
+        ]
+        waiting = [
+            ticket.vram_bytes
+            for tender in self._tenders.values()
+            for ticket in (tender.ticket_of(trial) for trial in tender.waiting())
+        ]
+        for tender in tenders:
+            while tender.may_create() and wants_another(rooms, waiting, tender.smallest_request()):
+                ticket = tender.create()
+                self._enqueue([ticket])
+                waiting.append(ticket.vram_bytes)
+                tender.observe(self._read({tender.spec.study_name})[tender.spec.study_name])
+
+    def _enqueue(self, tickets: Sequence[Ticket], *, front: bool = False) -> None:
+        for ticket in tickets:
+            tender = self._tenders[ticket.submission_id]
+            self._queue.enqueue([ticket], requires=tender.requires, avoid=tender.avoid(ticket.number), front=front)
+
+    # ---- mending -----------------------------------------------------------------------------------
+
+    def _reconcile(self) -> None:
+        """Enqueue again what waits in the storage but in no list: Redis is only a cache of what is wanted."""
+        for tender in self._tenders.values():
+            waiting = tender.waiting()
+            if not waiting:
+                continue
+            known = self._queue.known([tender.job_id(trial.number) for trial in waiting])
+            for trial in waiting:
+                if tender.job_id(trial.number) not in known:
+                    _log.info("%s/%s waits but is in no list: enqueued", tender.spec.study_name, trial.number)
+                    self._enqueue([tender.ticket_of(trial)])
+
+    def _reap(self, now_s: float) -> None:
+        """Fail running trials whose worker is gone; their retries follow from that at the next step."""
+        if now_s - self._reaped_at_s < self._settings.lease_ttl_s / 6:
+            return
+        self._reaped_at_s = now_s
+        # A trial that runs without our claim was popped by somebody's own optimize(): it is left to him.
+        running = {
+            tender.job_id(trial.number): trial
+            for tender in self._tenders.values()
+            for trial in tender.running()
+            if mark_of(trial) is not None and claimed_by(trial) is not None
+        }
+        for job_id in self._reaper.lost(running, now_s):
+            trial = running[job_id]
+            reason = f"worker {claimed_by(trial)} went away without a word"
+            if fail_lost(self._storage, trial._trial_id, reason):
+                _log.warning("trial %s is lost: %s", job_id, reason)
+                self._events.publish({"lost": job_id})
+
+
+def is_running(trial: FrozenTrial) -> bool:
+    """True for a trial that somebody runs."""
+    return bool(trial.state == TrialState.RUNNING)

@@ -1,0 +1,340 @@
+"""One submission as the coordinator tends it: learn, ask, size, enqueue, observe, retry, stop."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from vrampool import retries
+from vrampool.coordinator.space import KnownSpace
+from vrampool.memory.requests import PastPeak, next_request
+from vrampool.messages import AttemptFacts, EndKind, SubmissionSpec, Ticket
+from vrampool.objectives.samplers import open_pruner, open_sampler
+from vrampool.queueing import JobQueue
+from vrampool.storage import (
+    REQUEST,
+    Catalog,
+    Mark,
+    QueueView,
+    SubmissionRow,
+    SubmissionState,
+    adopt_waiting,
+    attempt_of,
+    cancel_waiting,
+    create_planned,
+    create_retry,
+    dump_plan,
+    mark_of,
+    record_plan,
+)
+from vrampool.units import format_bytes
+
+_log = logging.getLogger("vrampool.coordinator")
+
+#: A study whose first trials all fail alike is broken; going on would only burn the night.
+ALIKE_LIMIT = 5
+
+
+@dataclass
+class _Root:
+    """All attempts at one asked-for trial."""
+
+    number: int
+    attempts: list[int]
+    finished: bool = False
+    counted: bool = False
+
+
+class Tender:
+    """Tends one submission. Everything it decides follows from the storage, so another coordinator can go on.
+
+    Args:
+        storage: The pool's storage.
+        catalog: Its tables of submissions and points.
+        queue: The job queue.
+        row: The submission's row.
+        spec: What was asked for, its signature checked.
+    """
+
+    def __init__(
+        self, storage: Any, catalog: Catalog, queue: JobQueue, row: SubmissionRow, spec: SubmissionSpec, pool: str
+    ) -> None:
+        self.id = row.id
+        self.row = row
+        self.spec = spec
+        self._storage = storage
+        self._catalog = catalog
+        self._queue = queue
+        self._pool = pool
+        self.study_id: int = storage.get_study_id_from_name(spec.study_name)
+        view = QueueView(storage, mark=Mark(submission=row.id))
+        # The objects are made as Optuna makes them for a loaded study; only the storage underneath differs.
+        self.study = optuna.Study(
+            study_name=spec.study_name,
+            storage=view,
+            sampler=open_sampler(spec.sampler, role="coordinator", seed=spec.seed),
+            pruner=open_pruner(spec.pruner),
+        )
+        self._space = KnownSpace()
+        self._seen = 0
+        self._open: set[int] = set()
+        self._roots: dict[int, _Root] = {}
+        self._retried: set[int] = set()
+        self._peaks: list[PastPeak] = []
+        self._first_failures: list[str] = []
+        self._points_done = False
+        self._trials: Sequence[FrozenTrial] = ()
+        self.largest_bytes = 0
+        self.exhausted = False
+
+    # ---- observing -------------------------------------------------------------------------------
+
+    def observe(self, trials: Sequence[FrozenTrial]) -> list[Ticket]:
+        """Take in the study's trials as read just now; return tickets of retries that were created.
+
+        Args:
+            trials: All trials of the study, by number.
+        """
+        self._trials = trials
+        for trial in trials[self._seen :]:
+            mark = mark_of(trial)
+            if mark is not None and mark.submission == self.id:
+                self._note(trial, mark)
+            elif trial.state.is_finished():
+                self._learn(trial)
+        self._seen = len(trials)
+        tickets = []
+        for number in sorted(self._open):
+            trial = trials[number]
+            if trial.state.is_finished():
+                self._open.discard(number)
+                self._learn(trial)
+                tickets += self._finished(trial)
+        return tickets
+
+    def _note(self, trial: FrozenTrial, mark: Mark) -> None:
+        root = mark.root if mark.root is not None else trial.number
+        self._roots.setdefault(root, _Root(root, [])).attempts.append(trial.number)
+        if mark.retry_of is not None:
+            self._retried.add(mark.retry_of)
+        self._open.add(trial.number)
+
+    def _learn(self, trial: FrozenTrial) -> None:
+        facts = attempt_of(trial)
+        if facts is not None and facts.peak_bytes:
+            censored = facts.end not in (EndKind.COMPLETE,) or facts.num_alloc_retries > 0
+            self._peaks.append(PastPeak(facts.peak_bytes, censored, dict(trial.params)))
+
+    def _finished(self, trial: FrozenTrial) -> list[Ticket]:
+        mark = mark_of(trial)
+        root = self._roots[mark.root if mark is not None and mark.root is not None else trial.number]
+        if trial.number in self._retried:
+            return []
+        attempts = [self._trials[number] for number in root.attempts]
+        step = retries.next_step(trial, self.spec, attempts, largest_bytes=self.largest_bytes or None)
+        if isinstance(step, retries.Retry):
+            if self.row.state == SubmissionState.CANCELLING:
+                root.finished = True
+                return []
+            return [self._retry(trial, root, step)]
+        if isinstance(step, retries.Final):
+            root.finished, root.counted = True, step.counts
+            self._note_failure(trial)
+        return []
+
+    def _retry(self, trial: FrozenTrial, root: _Root, step: retries.Retry) -> Ticket:
+        request = {"bytes": step.request_bytes, "reason": step.reason, "avoid": step.avoid_device}
+        trial_id = create_retry(self._storage, self.study_id, trial, request, step.reason)
+        number = self._storage.get_trial_number_from_id(trial_id)
+        self._retried.add(trial.number)
+        _log.info("%s/%s: attempt %s is trial %s: %s", self.spec.study_name, root.number, len(root.attempts) + 1, number, step.reason)
+        return self._ticket(number, trial_id, step.request_bytes)
+
+    def _note_failure(self, trial: FrozenTrial) -> None:
+        if len(self._first_failures) >= ALIKE_LIMIT:
+            return
+        facts = attempt_of(trial)
+        alike = ""
+        if trial.state == TrialState.FAIL and facts is not None and facts.end in (EndKind.FAILED, EndKind.REFUSED):
+            alike = failure_line(facts)
+        self._first_failures.append(alike)
+
+    # ---- what the loop asks ----------------------------------------------------------------------
+
+    @property
+    def open_numbers(self) -> set[int]:
+        """Numbers of own trials that are WAITING or RUNNING, as last observed."""
+        return self._open
+
+    def trial(self, number: int) -> FrozenTrial:
+        return self._trials[number]
+
+    def waiting(self) -> list[FrozenTrial]:
+        return [self._trials[number] for number in sorted(self._open) if self._trials[number].state == TrialState.WAITING]
+
+    def running(self) -> list[FrozenTrial]:
+        return [self._trials[number] for number in sorted(self._open) if self._trials[number].state == TrialState.RUNNING]
+
+    def job_id(self, number: int) -> str:
+        return JobQueue.job_id(self.id, number)
+
+    @property
+    def counted(self) -> int:
+        return sum(root.counted for root in self._roots.values())
+
+    @property
+    def live(self) -> int:
+        """Root trials that have not ended for good."""
+        return sum(not root.finished for root in self._roots.values())
+
+    def may_create(self) -> bool:
+        """True while the submission wants more root trials."""
+        if self.row.state != SubmissionState.OPEN or self.exhausted:
+            return False
+        limit = self.spec.max_concurrent_trials
+        if limit is not None and self.live >= limit:
+            return False
+        if self.spec.total is not None:
+            return self._study_roots() < self.spec.total
+        return self.spec.n_trials is None or self.counted + self.live < self.spec.n_trials
+
+    def wants_more(self) -> bool:
+        """True when more root trials are to come at all, now or later."""
+        if self.exhausted:
+            return False
+        if self.spec.total is not None:
+            return self._study_roots() < self.spec.total
+        return self.spec.n_trials is None or self.counted + self.live < self.spec.n_trials
+
+    def _study_roots(self) -> int:
+        """Root trials of the whole study, whoever made them, that count or may yet count."""
+        foreign = sum(
+            1
+            for trial in self._trials
+            if ((mark := mark_of(trial)) is None or (mark.submission != self.id and mark.root is None))
+            and (trial.state != TrialState.FAIL or mark is None)
+        )
+        return foreign + self.counted + self.live
+
+    def broken(self) -> str | None:
+        """Return why the study should stop: exceptions outside `catch`, or the first trials failing alike."""
+        if self.spec.catch is not None:
+            for root in self._roots.values():
+                facts = attempt_of(self._trials[root.attempts[-1]]) if root.finished else None
+                if facts is not None and facts.end == EndKind.FAILED and not set(self.spec.catch) & set(facts.mro):
+                    return f"trial {root.attempts[-1]} raised {failure_line(facts)}"
+            return None
+        firsts = self._first_failures
+        if len(firsts) >= ALIKE_LIMIT and firsts[0] and len(set(firsts)) == 1:
+            return f"the first {ALIKE_LIMIT} trials all failed alike: {firsts[0]}"
+        return None
+
+    # ---- creating --------------------------------------------------------------------------------
+
+    def smallest_request(self) -> int | None:
+        """Return the smallest request the next trial is likely to have; None when it will be exclusive."""
+        return self._size({}).request_bytes
+
+    def create(self) -> Ticket:
+        """Create the next trial: a user's own waiting one, a starting point, or one asked from the sampler."""
+        ticket = self._adopt() or self._point()
+        if ticket is not None:
+            return ticket
+        space = self._space.of(self.study, self._trials)
+        trial = self.study.ask(fixed_distributions=space)
+        size = self._size(trial.params)
+        request = {"bytes": size.request_bytes, "reason": size.reason}
+        record_plan(self._storage, trial._trial_id, dump_plan(trial), request)
+        return self._ticket(trial.number, trial._trial_id, size.request_bytes)
+
+    def _adopt(self) -> Ticket | None:
+        """Take over a trial that the user enqueued with `study.enqueue_trial`."""
+        for trial in self._trials:
+            if trial.state == TrialState.WAITING and mark_of(trial) is None:
+                size = self._size(trial.system_attrs.get("fixed_params", {}))
+                request = {"bytes": size.request_bytes, "reason": size.reason}
+                if adopt_waiting(self._storage, trial._trial_id, Mark(submission=self.id), request):
+                    return self._ticket(trial.number, trial._trial_id, size.request_bytes)
+        return None
+
+    def _point(self) -> Ticket | None:
+        """Create the next starting point that is not there yet; never one that another submission made."""
+        if self._points_done:
+            return None
+        made = {mark.point for trial in self._trials if (mark := mark_of(trial)) is not None and mark.submission == self.id}
+        for index, point in enumerate(self.spec.points):
+            if index in made:
+                continue
+            if self.spec.skip_if_exists and not self._reserve(point):
+                continue
+            size = self._size(point)
+            request = {"bytes": size.request_bytes, "reason": size.reason}
+            mark = Mark(submission=self.id, point=index)
+            trial_id = create_planned(self._storage, self.study_id, mark, fixed_params=point, request=request)
+            return self._ticket(self._storage.get_trial_number_from_id(trial_id), trial_id, size.request_bytes)
+        self._points_done = True
+        return None
+
+    def _reserve(self, point: dict[str, Any]) -> bool:
+        for trial in self._trials:
+            fixed = trial.system_attrs.get("fixed_params") or trial.params
+            if dict(fixed) == point and (mark_of(trial) is None or trial.state != TrialState.FAIL):
+                return False
+        digest = hashlib.sha256(json.dumps(point, sort_keys=True).encode()).hexdigest()
+        return self._catalog.reserve_point(self.spec.study_name, digest, self.id)
+
+    def _size(self, params: dict[str, Any]) -> Any:
+        return next_request(self.spec.vram, self._peaks, params=params)
+
+    def _ticket(self, number: int, trial_id: int, request_bytes: int | None) -> Ticket:
+        return Ticket(
+            pool=self._pool,
+            study_name=self.spec.study_name,
+            submission_id=self.id,
+            number=number,
+            trial_id=trial_id,
+            vram_bytes=request_bytes,
+        )
+
+    def ticket_of(self, trial: FrozenTrial) -> Ticket:
+        """Return the ticket of a trial that waits already, to enqueue it again.
+
+        A trial without a request was left by a coordinator that died between creating and sizing it.
+        """
+        request = trial.user_attrs.get(REQUEST)
+        if request is None:
+            size = self._size(trial.system_attrs.get("fixed_params", {}))
+            request = {"bytes": size.request_bytes, "reason": size.reason}
+            record_plan(self._storage, trial._trial_id, None, request)
+        return self._ticket(trial.number, trial._trial_id, request["bytes"])
+
+    def cancel_waiting(self, reason: str) -> None:
+        """End all trials that nobody has started: out of the queue first, then claimed and failed."""
+        waiting = self.waiting()
+        if waiting:
+            self._queue.cancel([self.job_id(trial.number) for trial in waiting])
+            for trial in waiting:
+                cancel_waiting(self._storage, trial._trial_id, reason)
+
+    def too_large(self) -> str | None:
+        """Return why no device can ever take a declared request, or None."""
+        declared = self.spec.vram
+        if isinstance(declared, int) and self.largest_bytes and declared > self.largest_bytes:
+            return (
+                f"vram={format_bytes(declared)} is more than the largest device of the pool may hold "
+                f"({format_bytes(self.largest_bytes)}); ask for less, or add a larger device"
+            )
+        return None
+
+
+def failure_line(facts: AttemptFacts) -> str:
+    """Return a failure in one line: its class and the first line of its text."""
+    first = facts.text.strip().splitlines()[0] if facts.text.strip() else facts.end
+    return first[:300]

@@ -1,0 +1,327 @@
+"""The handle of a submission: what `submit` returns, and what `attach` finds again."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from vrampool import retries
+from vrampool.errors import StudyFailedError
+from vrampool.messages import AttemptFacts, EndKind, SubmissionSpec
+from vrampool.queueing import Events, Registry
+from vrampool.storage import Catalog, SubmissionRow, SubmissionState, attempt_of, mark_of
+from vrampool.units import format_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Pause between two looks at the storage while waiting. Events wake earlier.
+LOOK_S = 0.5
+#: Trials that wait for longer than this without a worker that can run them are told about.
+ORPHAN_S = 5.0
+FINAL_STATES = frozenset(
+    {SubmissionState.DONE, SubmissionState.STOPPED, SubmissionState.CANCELLED, SubmissionState.FAILED}
+)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a submission is. Counts are of root trials; attempts that were retried count once."""
+
+    state: str
+    reason: str
+    wanted: int | None
+    finished: int
+    running: int
+    waiting: int
+    counts: dict[str, int] = field(default_factory=dict)  #: finished root trials by their state's name
+    attempts: int = 0  #: trials created, retries among them
+
+    @property
+    def final(self) -> bool:
+        return self.state in FINAL_STATES
+
+
+class Handle:
+    """A submission on its way.
+
+    Args:
+        storage: The pool's storage, opened by this process.
+        connection: Redis.
+        pool: The pool's name.
+        row: The submission's row.
+        spec: What was asked for.
+        study: The real Optuna study.
+    """
+
+    def __init__(
+        self, storage: Any, connection: Any, pool: str, row: SubmissionRow, spec: SubmissionSpec, study: optuna.Study
+    ) -> None:
+        self.id = row.id
+        self.spec = spec
+        self.study = study
+        self._storage = storage
+        self._catalog = Catalog(storage)
+        self._events = Events(connection, pool)
+        self._registry = Registry(connection, pool)
+        self._done_callbacks: set[int] = set()
+        self.callbacks: list[Callable[[optuna.Study, FrozenTrial], None]] = []
+        self.check: Callable[[], None] = lambda: None  #: raises what ended the pool by itself
+
+    # ---- reading -----------------------------------------------------------------------------------
+
+    @property
+    def study_name(self) -> str:
+        return self.spec.study_name
+
+    @property
+    def state(self) -> SubmissionState:
+        return self._row().state
+
+    @property
+    def reason(self) -> str:
+        """Why it ended or is ending; empty while nothing is to be said."""
+        return self._row().reason or ""
+
+    def _row(self) -> SubmissionRow:
+        row = self._catalog.submission(self.id)
+        if row is None:
+            raise StudyFailedError(f"submission {self.id} is no longer in the storage")
+        return row
+
+    @property
+    def trials(self) -> list[FrozenTrial]:
+        """All attempts of this submission, by number."""
+        trials = self._storage.get_all_trials(self.study._study_id, deepcopy=False)
+        return [trial for trial in trials if (mark := mark_of(trial)) is not None and mark.submission == self.id]
+
+    @property
+    def best_trial(self) -> FrozenTrial:
+        return self.study.best_trial
+
+    @property
+    def best_trials(self) -> list[FrozenTrial]:
+        return self.study.best_trials
+
+    @property
+    def best_value(self) -> float:
+        return self.study.best_value
+
+    @property
+    def best_params(self) -> dict[str, Any]:
+        return self.study.best_params
+
+    def trials_dataframe(self, **kwargs: Any) -> pd.DataFrame:
+        """Return the study's trials as Optuna's `trials_dataframe` does, with memory columns in bytes added."""
+        frame = self.study.trials_dataframe(**kwargs)
+        facts = {trial.number: attempt_of(trial) for trial in self.study.get_trials(deepcopy=False)}
+        if "number" in frame:
+            for column in ("request_bytes", "lease_bytes", "peak_bytes", "device", "end"):
+                frame[column] = [getattr(facts.get(number), column, None) for number in frame["number"]]
+        return frame
+
+    def roots(self) -> dict[int, list[FrozenTrial]]:
+        """Return all attempts by the number of their root trial, in order."""
+        found: dict[int, list[FrozenTrial]] = {}
+        for trial in self.trials:
+            mark = mark_of(trial)
+            root = mark.root if mark is not None and mark.root is not None else trial.number
+            found.setdefault(root, []).append(trial)
+        return found
+
+    def finished_roots(self) -> list[FrozenTrial]:
+        """Return the last attempt of every root trial that has ended for good and counts, in order of its end."""
+        ended = []
+        for attempts in self.roots().values():
+            last = attempts[-1]
+            if not last.state.is_finished():
+                continue
+            step = retries.next_step(last, self.spec, attempts, largest_bytes=None)
+            if isinstance(step, retries.Final) and step.counts:
+                ended.append(last)
+        return sorted(ended, key=lambda trial: (trial.datetime_complete is None, trial.datetime_complete, trial.number))
+
+    def progress(self) -> Progress:
+        """Return where the submission is now."""
+        row = self._row()
+        trials = self.trials
+        finished = self.finished_roots()
+        return Progress(
+            state=row.state,
+            reason=row.reason or "",
+            wanted=self.spec.n_trials if self.spec.total is None else self.spec.total,
+            finished=len(finished),
+            running=sum(trial.state == TrialState.RUNNING for trial in trials),
+            waiting=sum(trial.state == TrialState.WAITING for trial in trials),
+            counts=dict(Counter(trial.state.name for trial in finished)),
+            attempts=len(trials),
+        )
+
+    # ---- waiting -----------------------------------------------------------------------------------
+
+    def wait(self, timeout: float | None = None, *, on_progress: Callable[[Progress], None] | None = None) -> Handle:
+        """Wait until the submission has ended; run callbacks meanwhile, in this thread.
+
+        Args:
+            timeout: Give up after so many seconds.
+            on_progress: Called at every look, about twice a second.
+
+        Raises:
+            TimeoutError: it has not ended in time. The submission goes on.
+            KeyboardInterrupt: passes at once; the submission goes on, `cancel` ends it.
+        """
+        for progress in self.watch(timeout):
+            if on_progress is not None:
+                on_progress(progress)
+        return self
+
+    def watch(self, timeout: float | None = None) -> Iterator[Progress]:
+        """Yield the progress at every look until the end; the last one is final. Raises as `wait` does."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        warned = False
+        started = time.monotonic()
+        with self._events.subscribe() as wake:
+            while True:
+                progress = self.progress()
+                self._run_callbacks()
+                yield progress
+                if progress.final:
+                    return
+                self.check()
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise TimeoutError(f"{self.study_name} has not ended after {timeout:g} s; it goes on")
+                if not warned and time.monotonic() - started > ORPHAN_S and not progress.running:
+                    warned = self._warn_without_worker(progress)
+                left = LOOK_S if deadline is None else min(LOOK_S, max(0.0, deadline - time.monotonic()))
+                wake.wait(left)
+
+    def _run_callbacks(self) -> None:
+        if not self.callbacks:
+            return
+        for trial in self.finished_roots():
+            if trial.number not in self._done_callbacks:
+                self._done_callbacks.add(trial.number)
+                for callback in self.callbacks:
+                    with _in_optimize_loop(self.study):
+                        callback(self.study, trial)
+                    if self.study._stop_flag:
+                        self.study._stop_flag = False
+                        self.stop("stopped by a callback")
+
+    def _warn_without_worker(self, progress: Progress) -> bool:
+        text = self.without_worker()
+        if text is not None:
+            import warnings
+
+            warnings.warn(text, stacklevel=2)
+        return text is not None
+
+    def without_worker(self) -> str | None:
+        """Return why nothing can run what waits, or None when some live worker can."""
+        workers = self._registry.workers()
+        if not workers:
+            return "no worker is running: start one with `vrampool worker --gpu all` (or `--gpu cpu`)"
+        refusals = [worker.refused.get(self.id) for worker in workers]
+        if all(refusals):
+            return f"no worker can run this submission: {refusals[0]}"
+        states = {worker.state for worker in workers}
+        if states and "ready" not in states:
+            return f"no worker takes trials now: {workers[0].name} is {workers[0].state}: {workers[0].reason}"
+        return None
+
+    # ---- ending ------------------------------------------------------------------------------------
+
+    def stop(self, reason: str = "stopped") -> None:
+        """Create no more trials; those that run finish, those that wait leave."""
+        if self._catalog.set_submission_state(self.id, SubmissionState.STOPPING, reason, expected=(SubmissionState.OPEN,)):
+            self._events.publish({"submission": self.id, "state": str(SubmissionState.STOPPING)})
+
+    def cancel(self, reason: str = "cancelled") -> None:
+        """End it now: running trials are stopped and told FAIL."""
+        expected = (SubmissionState.OPEN, SubmissionState.STOPPING, SubmissionState.FAILING)
+        if self._catalog.set_submission_state(self.id, SubmissionState.CANCELLING, reason, expected=expected):
+            self._events.publish({"submission": self.id, "state": str(SubmissionState.CANCELLING)})
+
+    # ---- telling -----------------------------------------------------------------------------------
+
+    def failures(self) -> dict[str, int]:
+        """Return what went wrong with finished root trials, one line each, with its count; most frequent first."""
+        lines: Counter[str] = Counter()
+        for trial in self.finished_roots():
+            if trial.state == TrialState.FAIL:
+                lines[_reason_line(attempt_of(trial), trial)] += 1
+        return dict(lines.most_common())
+
+    def __repr__(self) -> str:
+        progress = self.progress()
+        wanted = "" if progress.wanted is None else f"/{progress.wanted}"
+        return f"<vrampool {self.study_name}: {progress.state}, {progress.finished}{wanted} finished, {progress.running} running>"
+
+
+def _reason_line(facts: AttemptFacts | None, trial: FrozenTrial) -> str:
+    if facts is None:
+        return str(trial.user_attrs.get("vrampool:lost") or "failed from outside")
+    first = facts.text.strip().splitlines()
+    return first[0][:300] if first else facts.end
+
+
+class _in_optimize_loop:  # noqa: N801 - reads as a statement where it is used
+    """Let a callback call `study.stop()` as Optuna allows inside its own loop."""
+
+    def __init__(self, study: optuna.Study) -> None:
+        self._study = study
+
+    def __enter__(self) -> None:
+        self._study._thread_local.in_optimize_loop = True
+
+    def __exit__(self, *error: object) -> None:
+        self._study._thread_local.in_optimize_loop = False
+
+
+def trial_record(trial: FrozenTrial, attempts: Sequence[FrozenTrial] = ()) -> dict[str, Any]:
+    """Return what `--json` prints of one trial: plain JSON types, bytes and seconds since the epoch."""
+    facts = attempt_of(trial)
+    mark = mark_of(trial)
+    record: dict[str, Any] = {
+        "number": trial.number,
+        "state": trial.state.name,
+        "value": trial.values[0] if trial.values and len(trial.values) == 1 else trial.values,
+        "params": trial.params,
+        "attempt": mark.attempt if mark is not None else 1,
+        "root": mark.root if mark is not None and mark.root is not None else trial.number,
+        "start": trial.datetime_start.timestamp() if trial.datetime_start else None,
+        "end": trial.datetime_complete.timestamp() if trial.datetime_complete else None,
+        "request_bytes": None,
+        "lease_bytes": None,
+        "peak_bytes": None,
+        "device": None,
+        "pid": None,
+        "reason": trial.user_attrs.get("vrampool:lost") or trial.user_attrs.get("vrampool:cancelled") or "",
+    }
+    if facts is not None:
+        record |= {
+            "request_bytes": facts.request_bytes,
+            "lease_bytes": facts.lease_bytes,
+            "peak_bytes": facts.peak_bytes,
+            "device": facts.device,
+            "pid": facts.pid,
+            "how": facts.end,
+            "verdict": facts.verdict,
+            "reason": facts.text,
+            "log": facts.log,
+        }
+    return record
+
+
+def describe_trial(trial: FrozenTrial) -> str:
+    """Return one trial in a line for people."""
+    facts = attempt_of(trial)
+    peak = format_bytes(facts.peak_bytes) if facts is not None else "unknown"
+    end = f" ({facts.end})" if facts is not None and facts.end not in (EndKind.COMPLETE, EndKind.PRUNED) else ""
+    return f"trial {trial.number}: {trial.state.name}{end}, peak {peak}"

@@ -1,0 +1,194 @@
+"""The host process of a local pool: `python -m vrampool.local.host`.
+
+It starts the embedded Valkey, a coordinator and the supervisor of the workers, starts again whichever dies, and ends
+all of them in order: workers first (they hand back what runs), then the coordinator, then Valkey.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import select
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from vrampool.errors import DeviceConflictError, VrampoolError
+from vrampool.local.embedded import EmbeddedValkey
+from vrampool.local.state import PoolRecord, StateDir
+from vrampool.processes import KeptProcess, process_start_time
+from vrampool.settings import Settings, load_settings
+from vrampool.signing import load_secret
+
+_log = logging.getLogger("vrampool.local")
+
+#: The supervisor of the workers, by name: the control plane does not import the data plane.
+SUPERVISOR_MODULE = "vrampool_worker.supervisor"
+TEND_S = 0.5
+
+
+class Host:
+    """Runs the processes of one local pool until it is asked to stop.
+
+    Args:
+        settings: Settings of the pool; `redis` None means the embedded Valkey.
+        owned: End when standard input closes: the owner holds its other end.
+    """
+
+    def __init__(self, settings: Settings, *, owned: bool) -> None:
+        self._settings = settings
+        self._owned = owned
+        self._state = StateDir(settings)
+        self._valkey: EmbeddedValkey | None = None
+        self._coordinator: KeptProcess | None = None
+        self._workers: KeptProcess | None = None
+        self._stop = False
+        self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def run(self) -> int:
+        """Start, tell the starter that we are ready, tend, stop. Returns the exit code."""
+        self._state.make()
+        with self._lock():
+            self._state.clear_failure()
+            load_secret(self._settings, create=True)
+            self._signals()
+            code = 0
+            try:
+                self._start()
+                _tell_ready({"ok": True})
+                code = self._tend()
+            finally:
+                self._shut_down()
+        return code
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        fd = os.open(self._state.lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise DeviceConflictError(
+                f"a pool runs already in {self._state.path}: use it, or end it with `vrampool down`"
+            ) from None
+        try:
+            yield
+        finally:
+            os.close(fd)
+
+    def _signals(self) -> None:
+        def ask(_signum: int, _frame: object) -> None:
+            self._stop = True
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._wake_w, b"s")
+
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signum, ask)
+
+    def _start(self) -> None:
+        settings = self._settings
+        if settings.redis is None:
+            self._valkey = EmbeddedValkey(self._state.valkey)
+            self._valkey.start()
+            settings = settings.with_changes(redis=self._valkey.url)
+        if settings.storage is None:
+            settings = settings.with_changes(storage=self._state.database_url)
+        env = {name: value for name, value in os.environ.items() if name != "VRAMPOOL_SECRET"} | settings.to_env()
+        if settings.secret is not None:
+            env["VRAMPOOL_SECRET"] = settings.secret
+        logs = self._state.logs
+        idle = ["--exit-when-idle"] if not self._owned and settings.idle_exit_s else []
+        self._coordinator = KeptProcess(
+            "coordinator", [sys.executable, "-m", "vrampool", "coordinator", *idle], env=env, log=logs / "coordinator.log"
+        )
+        self._workers = KeptProcess(
+            "worker supervisor", [sys.executable, "-m", SUPERVISOR_MODULE], env=env, log=logs / "worker.log"
+        )
+        self._coordinator.start()
+        self._workers.start()
+        start_time = process_start_time(os.getpid()) or 0
+        assert settings.redis is not None and settings.storage is not None
+        self._state.write(
+            PoolRecord(os.getpid(), start_time, settings.redis, settings.storage, self._owned, settings.gpu)
+        )
+
+    def _tend(self) -> int:
+        watched = [self._wake_r] + ([sys.stdin.fileno()] if self._owned else [])
+        assert self._coordinator is not None and self._workers is not None
+        while not self._stop:
+            ready, _, _ = select.select(watched, [], [], TEND_S)
+            if self._owned and sys.stdin.fileno() in ready and not os.read(sys.stdin.fileno(), 4096):
+                _log.info("the owner of the pool is gone")
+                break
+            for kept in (self._coordinator, self._workers):
+                kept.tend()
+            if self._valkey is not None:
+                self._valkey.tend()
+            if self._coordinator.given_up and self._coordinator.exit_code == 0:
+                _log.info("idle for long: the pool ends")
+                break
+            for kept in (self._coordinator, self._workers):
+                if kept.given_up and kept.exit_code not in (0, None):
+                    return self._give_up(kept)
+        return 0
+
+    def _give_up(self, kept: KeptProcess) -> int:
+        """Note why nothing works, for whoever waits, and end the pool."""
+        file = self._state.logs / ("worker.log" if kept is self._workers else "coordinator.log")
+        text = last_error_line(file) or f"the {kept.name} ended with code {kept.exit_code}; see {file}"
+        self._state.write_failure(text, kept.exit_code or 1)
+        _log.error("%s", text)
+        return kept.exit_code or 1
+
+    def _shut_down(self) -> None:
+        self._state.clear()
+        if self._workers is not None:
+            self._workers.ask_stop()
+            self._workers.wait(self._settings.grace_s + 30)
+        if self._coordinator is not None:
+            self._coordinator.ask_stop()
+            self._coordinator.wait(10)
+        if self._valkey is not None:
+            self._valkey.stop()
+
+
+def last_error_line(file: Path) -> str | None:
+    """Return the newest line of a log that was written as an error for people."""
+    with contextlib.suppress(OSError):
+        for line in reversed(file.read_text(errors="replace").splitlines()[-50:]):
+            if line.startswith("error: "):
+                return line.removeprefix("error: ")
+    return None
+
+
+def _tell_ready(message: dict[str, object]) -> None:
+    """Write one JSON line for the process that started us, then let go of its pipe."""
+    if os.environ.get("VRAMPOOL_READY") != "stdout":
+        return
+    with contextlib.suppress(OSError):
+        os.write(1, json.dumps(message).encode() + b"\n")
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+
+
+def main() -> int:
+    """Run the host with the settings of the environment; ``--owned`` ends it with standard input."""
+    os.environ.pop("VRAMPOOL_READY_DONE", None)
+    owned = "--owned" in sys.argv[1:]
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        settings = load_settings()
+        return Host(settings, owned=owned).run()
+    except VrampoolError as error:
+        _tell_ready({"ok": False, "error": str(error), "exit_code": error.exit_code, "kind": type(error).__name__})
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Attach to the local pool, or start one."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+from vrampool import errors
+from vrampool.errors import VrampoolError
+from vrampool.local.state import PoolRecord, StateDir
+from vrampool.processes import is_alive
+from vrampool.settings import Settings
+
+START_TIMEOUT_S = 60.0
+
+
+@dataclass
+class LocalPool:
+    """A local pool as its users see it."""
+
+    settings: Settings  #: with `redis` and `storage` filled in
+    record: PoolRecord
+    process: subprocess.Popen[bytes] | None = None  #: set when this process owns the pool
+
+    def failure(self) -> VrampoolError | None:
+        """Return why the pool ended by itself, or None while it runs."""
+        if is_alive(self.record.pid, self.record.start_time) and (self.process is None or self.process.poll() is None):
+            return None
+        found = StateDir(self.settings).failure()
+        if found is None:
+            return VrampoolError(f"the local pool has ended; see {StateDir(self.settings).logs}")
+        text, code = found
+        kinds = {2: errors.InputError, 3: errors.DeviceLostError}
+        return kinds.get(code, VrampoolError)(text)
+
+    def stop(self, timeout_s: float | None = None) -> bool:
+        """End the pool and wait for it. True when every process of it is gone."""
+        limit_s = timeout_s if timeout_s is not None else self.settings.grace_s + 60
+        if self.process is not None:
+            if self.process.stdin is not None:
+                self.process.stdin.close()
+            try:
+                self.process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+                return False
+            return True
+        return stop_record(self.record, limit_s)
+
+
+def stop_record(record: PoolRecord, timeout_s: float) -> bool:
+    """Ask a pool's host process to end and wait for it. True when it is gone."""
+    if not is_alive(record.pid, record.start_time):
+        return True
+    try:
+        pidfd = os.pidfd_open(record.pid)
+    except ProcessLookupError:
+        return True
+    try:
+        if is_alive(record.pid, record.start_time):
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        ready, _, _ = select.select([pidfd], [], [], timeout_s)
+        return bool(ready)
+    except ProcessLookupError:
+        return True
+    finally:
+        os.close(pidfd)
+
+
+def attach(settings: Settings) -> LocalPool | None:
+    """Return the pool that runs in the state directory, or None."""
+    record = StateDir(settings).read()
+    return None if record is None else LocalPool(_filled(settings, record), record)
+
+
+def attach_or_start(settings: Settings, *, owned: bool) -> LocalPool:
+    """Return the pool that runs in the state directory; start one when there is none.
+
+    Args:
+        settings: Settings for a pool that is started. One that runs already keeps its own.
+        owned: A started pool ends with this process; else it stays until it is idle for long.
+
+    Raises:
+        VrampoolError: it did not start; the text says why.
+    """
+    found = attach(settings)
+    if found is not None:
+        return found
+    state = StateDir(settings)
+    state.make()
+    state.logs.mkdir(exist_ok=True)
+    env = dict(os.environ) | settings.to_env() | {"VRAMPOOL_READY": "stdout"}
+    if settings.secret is not None:
+        env["VRAMPOOL_SECRET"] = settings.secret
+    with (state.logs / "host.log").open("ab") as log:
+        # Its own session: Ctrl-C in a terminal or an interrupted notebook cell is not for the pool.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "vrampool.local.host", *(["--owned"] if owned else [])],
+            env=env,
+            stdin=subprocess.PIPE if owned else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+    _wait_ready(process, state)
+    record = state.read()
+    if record is None:
+        raise VrampoolError(f"the local pool ended while it started; see {state.logs / 'host.log'}")
+    return LocalPool(_filled(settings, record), record, process if owned else None)
+
+
+def _wait_ready(process: subprocess.Popen[bytes], state: StateDir) -> None:
+    assert process.stdout is not None
+    deadline = time.monotonic() + START_TIMEOUT_S
+    line = b""
+    while not line.endswith(b"\n"):
+        ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+        part = os.read(process.stdout.fileno(), 65536) if ready else b""
+        if not part:
+            break
+        line += part
+    process.stdout.close()
+    try:
+        message = json.loads(line)
+    except ValueError:
+        process.kill()
+        process.wait()
+        raise VrampoolError(f"the local pool did not start; see {state.logs / 'host.log'}") from None
+    if not message.get("ok"):
+        process.wait(10)
+        kind = getattr(errors, str(message.get("kind")), VrampoolError)
+        raise kind(str(message.get("error")))
+
+
+def _filled(settings: Settings, record: PoolRecord) -> Settings:
+    return settings.with_changes(redis=record.redis, storage=record.storage)

@@ -1,0 +1,145 @@
+"""Samplers and pruners as text: neither is kept by Optuna's storage, and both are needed wherever trials are sampled.
+
+A spec is JSON. Optuna's own objects are pickled into it and opened by an unpickler that admits Optuna's and NumPy's own
+classes and nothing else, since coordinator and workers hold the pool's credentials. The user's classes come by
+import path.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import inspect
+import json
+import pickle
+from typing import Any
+
+import optuna
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler
+
+from vrampool.errors import InputError
+from vrampool.objectives import admitted
+
+#: Grids are listed in the spec; more points than fit into this are no grid any more.
+LIMIT_BYTES = 8 * 1024**2
+
+
+def dump_sampler(sampler: BaseSampler | str | None) -> str | None:
+    """Return the spec of a sampler; None stands for Optuna's default.
+
+    Args:
+        sampler: An Optuna sampler, or "package.module:Class" of one without arguments (a function that makes one too).
+
+    Raises:
+        InputError: it is no sampler, is of a class outside Optuna, or holds something that cannot travel.
+    """
+    return _dump(sampler, BaseSampler, "sampler")
+
+
+def dump_pruner(pruner: BasePruner | str | None) -> str | None:
+    """Return the spec of a pruner, as `dump_sampler` does for samplers."""
+    return _dump(pruner, BasePruner, "pruner")
+
+
+def open_sampler(spec: str | None, *, role: str = "coordinator", seed: int = 0) -> BaseSampler:
+    """Make the sampler of a spec.
+
+    A worker samples the names that no plan holds. With the coordinator's own random state it would draw the
+    coordinator's points once more, so there the state is drawn anew. Grid and quasi-random samplers hand out points by
+    number from an order that their seed fixes: they keep it everywhere.
+
+    Args:
+        spec: As `dump_sampler` made it; its signature has been checked.
+        role: "coordinator" or "worker".
+        seed: Of the submission; seeds Optuna's default sampler in the coordinator.
+
+    Raises:
+        InputError: the spec holds something that is not admitted, or cannot be imported here.
+    """
+    if spec is None:
+        return optuna.samplers.TPESampler(seed=seed % 2**32 if role == "coordinator" else None)
+    sampler = _open(spec, BaseSampler, "sampler")
+    if role != "coordinator" and not isinstance(sampler, (optuna.samplers.GridSampler, optuna.samplers.QMCSampler)):
+        sampler.reseed_rng()
+    return sampler  # type: ignore[no-any-return]
+
+
+def open_pruner(spec: str | None) -> BasePruner:
+    """Make the pruner of a spec; None: Optuna's default.
+
+    Raises:
+        InputError: the spec holds something that is not admitted, or cannot be imported here.
+    """
+    return optuna.pruners.MedianPruner() if spec is None else _open(spec, BasePruner, "pruner")
+
+
+def _dump(value: Any, base: type, what: str) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        spec = json.dumps({"kind": "import", "target": value})
+        _open(spec, base, what)
+        return spec
+    kind = type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if not isinstance(value, base):
+        raise InputError(f"{what} must be an Optuna {what} or 'package.module:Class', not {name}")
+    remedy = f"submit it by import path: {what}='package.module:make_{what}', a function without arguments that makes it"
+    if kind.__module__.partition(".")[0] != "optuna":
+        raise InputError(f"{what} {name} is not one of Optuna's own classes; {remedy}")
+    try:
+        body = pickle.dumps(value, protocol=5)
+    except Exception as error:  # a lambda in constraints_func, gamma or weights
+        raise InputError(f"{what} {name} cannot be sent to the workers: {error}; {remedy}") from error
+    if len(body) > LIMIT_BYTES:
+        raise InputError(f"{what} {name} takes {len(body)} bytes, over the limit of {LIMIT_BYTES}; {remedy}")
+    try:
+        admitted.loads(body)
+    except admitted.NotAdmittedError as error:
+        raise InputError(f"{what} {name} holds {error.name}, which is not Optuna's or NumPy's; {remedy}") from None
+    return json.dumps({"kind": "pickle", "class": name, "optuna": optuna.__version__, "body": base64.b64encode(body).decode()})
+
+
+def _open(spec: str, base: type, what: str) -> Any:
+    try:
+        content = json.loads(spec)
+        kind = content["kind"]
+    except (ValueError, TypeError, KeyError):
+        raise InputError(f"the {what} of this submission cannot be read; submit again") from None
+    if kind == "import":
+        return _by_path(content["target"], base, what)
+    if kind != "pickle":
+        raise InputError(f"the {what} of this submission is of kind {kind!r}, which this version does not know")
+    try:
+        value = admitted.loads(base64.b64decode(content["body"]))
+    except admitted.NotAdmittedError as error:
+        raise InputError(f"the {what} of this submission holds {error.name}, which is not Optuna's or NumPy's") from None
+    except Exception as error:
+        raise InputError(
+            f"the {what} {content.get('class')} of Optuna {content.get('optuna')} cannot be opened by "
+            f"Optuna {optuna.__version__}: {error}"
+        ) from error
+    if not isinstance(value, base):
+        raise InputError(f"the {what} of this submission is {type(value).__name__} and no {what}")
+    return value
+
+
+def _by_path(target: str, base: type, what: str) -> Any:
+    module_name, colon, name = str(target).partition(":")
+    if not colon or not name:
+        raise InputError(f"{what} {target!r} must be 'package.module:Class'")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"{what} {target!r} cannot be imported: {error}; is it installed here?") from None
+    if inspect.isclass(found) or inspect.isroutine(found):
+        try:
+            found = found()
+        except Exception as error:
+            raise InputError(f"{what} {target!r} cannot be made without arguments: {error}") from error
+    if not isinstance(found, base):
+        raise InputError(f"{what} {target!r} gives {type(found).__name__}, which is no Optuna {what}")
+    return found

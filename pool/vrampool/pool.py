@@ -1,0 +1,454 @@
+"""The pool as a notebook or script sees it: submit, optimize, attach, look."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from vrampool import mirror
+from vrampool.errors import InputError, ObjectiveFailedError, OutOfScopeError, RequestError, StudyError
+from vrampool.handle import Handle
+from vrampool.local.starting import LocalPool, attach_or_start
+from vrampool.messages import SubmissionSpec
+from vrampool.objectives import resolve
+from vrampool.objectives.samplers import dump_pruner, dump_sampler
+from vrampool.queueing import Events, JobQueue, Registry, WaitingJob, WorkerRecord, connect
+from vrampool.settings import Settings, load_settings
+from vrampool.signing import load_secret, open_spec, sign_spec
+from vrampool.storage import Catalog, open_storage, prepare_study
+from vrampool.storage import attempt_of as attempt_of
+from vrampool.units import format_bytes, parse_bytes
+
+#: What `submit` takes for granted; `check` needs it too.
+_DEFAULTS: dict[str, Any] = {
+    "n_trials": None,
+    "total": None,
+    "study_name": None,
+    "vram": "auto",
+    "sampler": None,
+    "pruner": None,
+    "timeout": None,
+    "trial_timeout_s": None,
+    "max_concurrent_trials": None,
+    "priority": 0,
+    "env": None,
+    "workdir": None,
+    "points": (),
+    "skip_if_exists": False,
+    "catch": None,
+    "retry_timeouts": False,
+    "max_infra_retries": 2,
+    "oom": "auto",
+    "seed": None,
+    "gpus": 1,
+}
+
+
+class Pool:
+    """A pool of GPU workers.
+
+    Without `redis` it is the local pool of this user: one that runs is attached to, else one is started on first
+    use. Started so it is detached: it outlives this process and ends when it was idle for ten minutes. Used as
+    ``with Pool() as pool`` it is owned: it ends with the block.
+
+    Args:
+        redis: URL of the pool's Redis; None for the local pool.
+        storage: SQLAlchemy URL of the study storage; None: the local pool's SQLite file.
+        **settings: Any other field of `Settings`, for a local pool that is started here (`gpu`, `budget`, ...).
+
+    Raises:
+        SettingsError: a setting has no valid value.
+    """
+
+    def __init__(self, *, redis: str | None = None, storage: str | None = None, **settings: Any) -> None:
+        _check_system()
+        unknown = sorted(set(settings) - set(Settings.__dataclass_fields__))
+        if unknown:
+            raise InputError(f"Pool() has no setting {unknown[0]!r}; known: {', '.join(Settings.__dataclass_fields__)}")
+        self._settings = load_settings({"redis": redis, "storage": storage, **settings})
+        if self._settings.redis is not None and self._settings.storage is None:
+            raise InputError("redis= is given but storage= is not: workers of other machines need its URL")
+        self._local: LocalPool | None = None
+        self._opened = False
+        self._owned = False
+        self._optimizing: set[str] = set()
+
+    # ---- life ----------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Pool:
+        self._owned = True
+        self._open()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the pool: an owned one is stopped, a detached or remote one goes on."""
+        if self._local is not None and self._local.process is not None:
+            self._local.stop()
+        if self._opened:
+            self._connection.close()
+            self._storage_engine_dispose()
+        self._opened = False
+        self._local = None
+
+    def _storage_engine_dispose(self) -> None:
+        engine = getattr(getattr(self._storage, "_backend", self._storage), "engine", None)
+        if engine is not None:
+            engine.dispose()
+
+    def _open(self) -> None:
+        if self._opened:
+            return
+        if self._settings.redis is None:
+            self._local = attach_or_start(self._settings, owned=self._owned)
+            self._settings = self._local.settings
+        settings = self._settings
+        assert settings.redis is not None and settings.storage is not None
+        self._signer = load_secret(settings, create=False)
+        self._connection = connect(settings.redis, role="client")
+        self._storage = open_storage(settings.storage, create_schema=True)
+        self._catalog = Catalog(self._storage)
+        self._registry = Registry(self._connection, settings.pool)
+        self._events = Events(self._connection, settings.pool)
+        self._queue = JobQueue(self._connection, settings.pool, self._signer)
+        self._opened = True
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force; `redis` and `storage` are filled in once the pool is open."""
+        self._open()
+        return self._settings
+
+    @property
+    def local(self) -> LocalPool | None:
+        """The local pool behind this object, or None for a remote one."""
+        self._open()
+        return self._local
+
+    @property
+    def storage(self) -> Any:
+        """The pool's Optuna storage, as this process opened it."""
+        self._open()
+        return self._storage
+
+    @property
+    def connection(self) -> Any:
+        """This process's Redis connection."""
+        self._open()
+        return self._connection
+
+    # ---- submitting ----------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        objective: Callable[..., Any] | str,
+        n_trials: int | None = None,
+        *,
+        total: int | None = None,
+        study_name: str | None = None,
+        direction: str | None = None,
+        directions: Sequence[str] | None = None,
+        vram: str | int = "auto",
+        sampler: Any = None,
+        pruner: Any = None,
+        timeout: float | None = None,
+        trial_timeout_s: float | None = None,
+        max_concurrent_trials: int | None = None,
+        priority: int = 0,
+        env: Mapping[str, str] | None = None,
+        workdir: str | os.PathLike[str] | None = None,
+        points: Sequence[Mapping[str, Any]] = (),
+        skip_if_exists: bool = False,
+        catch: Sequence[type[BaseException]] | None = None,
+        callbacks: Sequence[Callable[[optuna.Study, optuna.trial.FrozenTrial], None]] = (),
+        retry_timeouts: bool = False,
+        max_infra_retries: int = 2,
+        oom: str = "auto",
+        seed: int | None = None,
+        gpus: int = 1,
+    ) -> Handle:
+        """Submit a study and return at once.
+
+        Args:
+            objective: A function of one trial, or "FILE.py:name" or "package.module:name".
+            n_trials: Root trials to add; None: until `timeout`, a stop, or the sampler's end.
+            total: Instead: root trials the study shall have in all; a study that has them gets none.
+            study_name: An existing study is gone on with; None makes a new one named after the objective.
+            direction, directions: As in `optuna.create_study`; "minimize" if none is given.
+            vram: "auto" (measured), or what each trial needs, such as "6GiB".
+            sampler, pruner: Optuna objects or "package.module:Class"; None: Optuna's defaults.
+            timeout: Seconds after which no more trials are created; running ones finish.
+            trial_timeout_s: Seconds after which one trial is ended and told FAIL.
+            max_concurrent_trials: Trials of this submission under way at once, over all devices.
+            priority: Higher ones are asked for first.
+            env: Variables for the trial's process, set before any of the user's code.
+            workdir: Working directory of the trials.
+            points: Parameters to try first, as `study.enqueue_trial` takes them.
+            skip_if_exists: Leave out points that the study has, also when two submitters race.
+            catch: Exceptions that do not end the study; None: all of them. The first five failing alike do.
+            callbacks: Called by `wait` in this process, once per root trial, with the study and the trial.
+            retry_timeouts: Treat an ended trial as lost by bad luck instead of as the objective's fault.
+            max_infra_retries: Attempts after a crash or a lost worker.
+            oom: "user": leave an out-of-memory error that the objective catches to the objective.
+            seed: Seed of the trials' random numbers; None: from the system.
+            gpus: Devices per trial; only 1.
+
+        Raises:
+            InputError: something asked for cannot be done; nothing was created.
+            UnreachableError: Redis or the database does not answer.
+        """
+        spec, bundle = self._spec(
+            objective,
+            n_trials=n_trials,
+            total=total,
+            study_name=study_name,
+            vram=vram,
+            sampler=sampler,
+            pruner=pruner,
+            timeout=timeout,
+            trial_timeout_s=trial_timeout_s,
+            max_concurrent_trials=max_concurrent_trials,
+            priority=priority,
+            env=env,
+            workdir=workdir,
+            points=points,
+            skip_if_exists=skip_if_exists,
+            catch=catch,
+            retry_timeouts=retry_timeouts,
+            max_infra_retries=max_infra_retries,
+            oom=oom,
+            seed=seed,
+            gpus=gpus,
+        )
+        wanted = _directions(direction, directions)
+        self._open()
+        self._check_fits(spec)
+        prepare_study(self._storage, spec.study_name, wanted)
+        handle = self._enter(spec, bundle, sampler, pruner)
+        handle.callbacks = list(callbacks)
+        return handle
+
+    def optimize(
+        self,
+        study: optuna.Study,
+        objective: Callable[..., Any] | str,
+        n_trials: int | None = None,
+        timeout: float | None = None,
+        catch: type[BaseException] | Sequence[type[BaseException]] = (),
+        callbacks: Sequence[Callable[[optuna.Study, optuna.trial.FrozenTrial], None]] | None = None,
+        show_progress_bar: bool = False,
+        **options: Any,
+    ) -> None:
+        """Stand in for ``study.optimize(objective, ...)``: same arguments, run by the pool, wait for the end.
+
+        A study in memory is copied into the pool's storage and its finished trials are mirrored back; a study in
+        SQLite or PostgreSQL must live in the pool's storage, or is mirrored as well.
+
+        Args:
+            options: Further arguments of `submit`, such as `vram` or `trial_timeout_s`.
+
+        Raises:
+            ObjectiveFailedError: the objective raised an exception that `catch` does not name.
+            InputError: as in `submit`.
+        """
+        if study.study_name in self._optimizing:
+            raise RuntimeError("Nested invocation of `Pool.optimize` on one study isn't allowed.")
+        caught = (catch,) if isinstance(catch, type) else tuple(catch)
+        self._open()
+        link = mirror.link(self, study)
+        self._optimizing.add(study.study_name)
+        try:
+            handle = self.submit(
+                objective,
+                n_trials,
+                study_name=link.study_name,
+                directions=[item.name.lower() for item in study.directions],
+                sampler=study.sampler,
+                pruner=study.pruner,
+                timeout=timeout,
+                catch=caught,
+                **options,
+            )
+            link.follow(handle, list(callbacks or ()), show_progress_bar)
+        finally:
+            self._optimizing.discard(study.study_name)
+        if handle.state.name == "FAILED":
+            raise _objective_failed(handle)
+
+    def check(self, objective: Callable[..., Any] | str, **asked: Any) -> None:
+        """Check the arguments of `submit` as far as that goes without a pool; nothing is started.
+
+        Raises:
+            InputError: something asked for cannot be done.
+        """
+        _directions(asked.pop("direction", None), asked.pop("directions", None))
+        self._spec(objective, **(_DEFAULTS | asked))
+
+    def _spec(self, objective: Callable[..., Any] | str, **asked: Any) -> tuple[SubmissionSpec, bytes | None]:
+        """Check everything that can be checked without a pool and put it into a spec."""
+        if asked["gpus"] != 1:
+            raise OutOfScopeError(f"gpus={asked['gpus']}: one trial uses one device here; spread work over trials instead")
+        _check_counts(asked)
+        vram = asked["vram"]
+        if vram != "auto":
+            vram = parse_bytes(vram, what="vram")
+        workdir = None if asked["workdir"] is None else str(Path(asked["workdir"]).expanduser().resolve())
+        if workdir is not None and not Path(workdir).is_dir():
+            raise InputError(f"workdir {workdir} is not a directory")
+        reference, bundle = resolve(
+            objective,
+            workdir=workdir,
+            bundle_limit_bytes=self._settings.bundle_bytes,
+            allow_bundles=self._settings.objectives == "any",
+        )
+        catch = asked["catch"]
+        name = asked["study_name"] or f"{reference.target.rpartition(':')[2] or 'study'}-{uuid.uuid4().hex[:6]}"
+        seed = int.from_bytes(os.urandom(4)) if asked["seed"] is None else asked["seed"]
+        spec = SubmissionSpec(
+            submission_id=uuid.uuid4().hex[:12],
+            study_name=name,
+            objective=reference,
+            n_trials=asked["n_trials"],
+            total=asked["total"],
+            timeout_s=asked["timeout"],
+            trial_timeout_s=asked["trial_timeout_s"],
+            catch=None if catch is None else tuple(f"{item.__module__}.{item.__qualname__}" for item in catch),
+            vram=vram,
+            max_concurrent_trials=asked["max_concurrent_trials"],
+            priority=asked["priority"],
+            env={str(key): str(value) for key, value in (asked["env"] or {}).items()},
+            sampler=dump_sampler(asked["sampler"]),
+            pruner=dump_pruner(asked["pruner"]),
+            points=tuple(dict(point) for point in asked["points"]),
+            skip_if_exists=asked["skip_if_exists"],
+            retry_timeouts=asked["retry_timeouts"],
+            max_infra_retries=asked["max_infra_retries"],
+            oom=asked["oom"],
+            seed=seed,
+            created_at=time.time(),
+            submitter=f"{socket.gethostname()}:{os.getpid()}",
+        )
+        return spec, bundle
+
+    def _check_fits(self, spec: SubmissionSpec) -> None:
+        largest = self._registry.largest_budget(time.time())
+        if isinstance(spec.vram, int) and largest and spec.vram > largest:
+            raise RequestError(
+                f"vram={format_bytes(spec.vram)} is more than the largest device of the pool may hold "
+                f"({format_bytes(largest)}); ask for less, or add a larger device"
+            )
+
+    def _enter(self, spec: SubmissionSpec, bundle: bytes | None, sampler: Any, pruner: Any) -> Handle:
+        if bundle is not None:
+            digest = spec.objective.bundle_sha256
+            assert digest is not None
+            self._catalog.put_bundle(digest, bundle, self._signer.sign("bundle", bundle))
+        self._catalog.add_submission(spec.submission_id, spec.study_name, sign_spec(self._signer, spec))
+        self._events.publish({"submission": spec.submission_id, "state": "open"})
+        return self._handle(spec, sampler, pruner)
+
+    def _handle(self, spec: SubmissionSpec, sampler: Any = None, pruner: Any = None) -> Handle:
+        study = optuna.load_study(
+            study_name=spec.study_name,
+            storage=self._storage,
+            sampler=sampler if isinstance(sampler, optuna.samplers.BaseSampler) else None,
+            pruner=pruner if isinstance(pruner, optuna.pruners.BasePruner) else None,
+        )
+        row = self._catalog.submission(spec.submission_id)
+        assert row is not None
+        handle = Handle(self._storage, self._connection, self._settings.pool, row, spec, study)
+        handle.check = self._failure
+        return handle
+
+    def _failure(self) -> None:
+        """Raise what ended the local pool by itself, if that happened."""
+        if self._local is not None and (error := self._local.failure()) is not None:
+            raise error
+
+    # ---- looking -------------------------------------------------------------------------------------
+
+    def attach(self, study_name: str) -> Handle:
+        """Return the handle of a study's newest submission, after a restart of the notebook for example.
+
+        Raises:
+            StudyError: no submission of this pool has that study.
+        """
+        self._open()
+        rows = [row for row in self._catalog.submissions() if row.study_name == study_name]
+        if not rows:
+            names = sorted({row.study_name for row in self._catalog.submissions()})
+            hint = f"; known: {', '.join(names[-5:])}" if names else ""
+            raise StudyError(f"this pool has no study {study_name!r}{hint}")
+        newest = max(rows, key=lambda row: row.sequence)
+        return self._handle(open_spec(self._signer, newest.id, newest.spec_text))
+
+    def handles(self) -> list[Handle]:
+        """Return a handle for every submission of the pool, oldest first."""
+        self._open()
+        return [self._handle(open_spec(self._signer, row.id, row.spec_text)) for row in self._catalog.submissions()]
+
+    def devices(self) -> list[WorkerRecord]:
+        """Return what each live worker last said of its device."""
+        self._open()
+        return self._registry.workers()
+
+    def queue(self) -> list[WaitingJob]:
+        """Return the trials that wait for a device, in the order they are offered."""
+        self._open()
+        return self._queue.waiting()
+
+
+def _check_system() -> None:
+    if platform.system() != "Linux":
+        raise OutOfScopeError(f"vrampool runs on Linux, not on {platform.system()}; use a Linux host or WSL 2")
+
+
+def _check_counts(asked: Mapping[str, Any]) -> None:
+    if asked["n_trials"] is not None and asked["total"] is not None:
+        raise InputError("give n_trials (how many to add) or total (how many in all), not both")
+    for name in ("n_trials", "total", "max_concurrent_trials"):
+        value = asked[name]
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise InputError(f"{name} must be a whole number, not {value!r}")
+        # Optuna allows n_trials=0 and runs nothing; a pool would wait for nothing, so it is refused as a slip.
+        if value is not None and value < 1:
+            raise InputError(f"{name} must be at least 1, not {value}")
+    for name in ("timeout", "trial_timeout_s"):
+        value = asked[name]
+        if value is not None and (not isinstance(value, (int, float)) or value <= 0):
+            raise InputError(f"{name} must be a number of seconds above 0, not {value!r}")
+    if asked["oom"] not in ("auto", "user"):
+        raise InputError(f"oom must be 'auto' or 'user', not {asked['oom']!r}")
+
+
+def _directions(direction: str | None, directions: Sequence[str] | None) -> list[str] | None:
+    if direction is not None and directions is not None:
+        raise InputError("give direction or directions, not both")
+    found = [direction] if direction is not None else list(directions) if directions is not None else None
+    for item in found or ():
+        if item not in ("minimize", "maximize"):
+            raise InputError(f"direction must be 'minimize' or 'maximize', not {item!r}")
+    return found
+
+
+def _objective_failed(handle: Handle) -> ObjectiveFailedError:
+    for trial in handle.finished_roots():
+        facts = attempt_of(trial)
+        if facts is not None and facts.end == "failed" and not set(handle.spec.catch or ()) & set(facts.mro):
+            return ObjectiveFailedError(
+                f"trial {trial.number} raised {facts.text}\n\nin the trial's process:\n{facts.traceback}",
+                type_name=facts.type_name,
+                remote_traceback=facts.traceback,
+                trial_number=trial.number,
+            )
+    return ObjectiveFailedError(handle.reason)

@@ -1,0 +1,151 @@
+"""A process that is kept running: started, restarted with back-off when it dies, ended with its parent.
+
+The local pool keeps its Valkey, coordinator and worker supervisor so; the supervisor keeps one worker per device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+_log = logging.getLogger("vrampool.processes")
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+#: Exit codes that say a restart would change nothing: wrong input, and a device that is lost.
+FINAL_EXIT_CODES = frozenset({2, 3})
+
+
+def end_with_parent(signum: int = signal.SIGTERM) -> None:
+    """Ask the kernel to signal this process when the thread that started it ends. Call it first thing."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+
+
+class KeptProcess:
+    """One process that is started again whenever it dies, later and later, until it is stopped.
+
+    Not thread-safe: one loop owns it and calls `tend` about every second.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        log: Path | None = None,
+        final_exit_codes: frozenset[int] = FINAL_EXIT_CODES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self._command = list(command)
+        self._env = dict(env) if env is not None else None
+        self._log = log
+        self._final = final_exit_codes
+        self._clock = clock
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_at_s = 0.0
+        self._next_at_s = 0.0
+        self._failures = 0
+        self.exit_code: int | None = None  #: of the last process that ended
+        self.restarts = 0
+        self.given_up = False  #: ended with a code that a restart would not change
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start the process now. Its output goes to the log file, or to ours."""
+        out = None
+        if self._log is not None:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            out = self._log.open("ab")
+        try:
+            # Its own process group: Ctrl-C in a terminal reaches the owner alone, which then stops everybody in order.
+            self._process = subprocess.Popen(
+                self._command, env=self._env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0
+            )
+        finally:
+            if out is not None:
+                out.close()
+        self._started_at_s = self._clock()
+
+    def tend(self) -> None:
+        """Notice an end and start again when it is time."""
+        if self._process is not None:
+            code = self._process.poll()
+            if code is None:
+                return
+            self._process = None
+            self.exit_code = code
+            lived_s = self._clock() - self._started_at_s
+            self._failures = 0 if lived_s > 30 else self._failures + 1
+            pause_s = 0.0 if self._failures <= 1 else min(0.25 * 2**self._failures, 30.0)
+            self._next_at_s = self._clock() + pause_s
+            if code in self._final or code == 0:
+                self.given_up = True
+                return
+            _log.warning("%s ended with %s after %.1f s; it is started again in %.1f s", self.name, code, lived_s, pause_s)
+        if not self.given_up and self._clock() >= self._next_at_s:
+            if self.exit_code is not None:
+                self.restarts += 1
+            self.start()
+
+    def ask_stop(self, signum: int = signal.SIGTERM) -> None:
+        """Ask the process to end; do not start it again."""
+        self.given_up = True
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signum)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end; kill what does not end in time. True when it ended by itself."""
+        self.given_up = True
+        if self._process is None:
+            return True
+        try:
+            self.exit_code = self._process.wait(timeout_s)
+            return True
+        except subprocess.TimeoutExpired:
+            _log.warning("%s (pid %s) did not end in %.0f s and is killed", self.name, self._process.pid, timeout_s)
+            self._process.kill()
+            self.exit_code = self._process.wait()
+            return False
+        finally:
+            self._process = None
+
+
+def process_start_time(pid: int) -> int | None:
+    """Return the start time of a process in clock ticks since boot, or None when there is none with this pid.
+
+    Together with the pid it names one process for good; a pid alone is given out again.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def is_alive(pid: int, start_time: int | None = None) -> bool:
+    """True when the process is there, and is the one that started at `start_time` where that is given."""
+    found = process_start_time(pid)
+    if found is None or (start_time is not None and found != start_time):
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

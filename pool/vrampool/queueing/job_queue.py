@@ -1,0 +1,208 @@
+"""The waiting trials of a pool, from the side of the coordinator and of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import redis
+from rq.utils import as_text
+
+from vrampool.errors import StaleLeaderError
+from vrampool.messages import Ticket
+from vrampool.queueing.connection import talks_to_redis
+from vrampool.queueing.events import hint
+from vrampool.queueing.jobs import EXCLUSIVE, hash_of, make_job
+from vrampool.queueing.names import Names
+from vrampool.queueing.scripts import Word, run_script
+from vrampool.signing import Signer, job_id_of
+
+#: Jobs per call: a script must not hold up the beats of all workers.
+_BATCH = 256
+#: Seconds for which a device is avoided. It ends, or a pool with that one device would wait for ever.
+AVOID_S = 30.0
+
+
+@dataclass(frozen=True)
+class WaitingJob:
+    """A trial that waits for a worker."""
+
+    job_id: str
+    submission_id: str
+    number: int
+    vram_bytes: int | None  #: None: exclusive
+    queued_at: float  #: seconds since the epoch, by Redis's clock; kept when the trial is enqueued again
+    requires: tuple[str, ...] = ()
+    avoid: tuple[str, ...] = ()  #: devices it avoids until `avoid_until`
+    avoid_until: float = 0.0
+    refused_by: tuple[str, ...] = ()  #: workers that gave it back for good
+
+
+class JobQueue:
+    """The list of waiting trials. RQ's queue of the pool's name; its order is the order of taking.
+
+    Args:
+        connection: Redis.
+        pool: The pool's name.
+        signer: Signs the tickets.
+    """
+
+    def __init__(self, connection: redis.Redis, pool: str, signer: Signer) -> None:
+        self._connection = connection
+        self._names = Names(pool)
+        self._signer = signer
+        self._epoch: int | None = None
+
+    @staticmethod
+    def job_id(submission_id: str, number: int) -> str:
+        """Return the id of a trial's job."""
+        return job_id_of(submission_id, number)
+
+    def lead(self, epoch: int | None) -> None:
+        """Enqueue from now on as the leader with this epoch (`Leadership.acquire`); None: for a pool without one."""
+        self._epoch = epoch
+
+    @talks_to_redis
+    def enqueue(
+        self,
+        tickets: Sequence[Ticket],
+        *,
+        requires: str = "",
+        avoid: str = "",
+        avoid_s: float = AVOID_S,
+        front: bool = False,
+    ) -> list[str]:
+        """Put trials into the list, in their order. One that waits already, or that a worker holds, stays as it is.
+
+        Round trips: 1 for each 256 tickets.
+
+        Args:
+            tickets: The trials.
+            requires: Capabilities that a worker must have, with commas.
+            avoid: Ids of devices that shall not take them for `avoid_s` seconds, with commas.
+            avoid_s: How long; 0 for not at all.
+            front: Ahead of all that wait, for retries.
+
+        Returns:
+            The ids of jobs that were not in the list before.
+
+        Raises:
+            StaleLeaderError: another coordinator leads, or this one's leadership ran out. Nothing was enqueued.
+            TransientRedisError: Redis is away; whether all were enqueued is not known, and calling again is right.
+        """
+        batches = [tickets[start : start + _BATCH] for start in range(0, len(tickets), _BATCH)]
+        put: list[str] = []
+        for batch in reversed(batches) if front else batches:
+            put += self._enqueue(batch, requires, avoid, avoid_s, front)
+        return put
+
+    def _enqueue(self, tickets: Sequence[Ticket], requires: str, avoid: str, avoid_s: float, front: bool) -> list[str]:
+        names = self._names
+        args: list[Word] = [
+            "" if self._epoch is None else self._epoch,
+            "front" if front else "back",
+            names.events,
+            hint("enqueued"),
+            names.job_prefix,
+            names.live_prefix,
+            names.executions_prefix,
+            names.execution_prefix,
+            names.results_prefix,
+            len(tickets),
+        ]
+        for ticket in tickets:
+            if ticket.pool != names.pool:
+                raise ValueError(f"a ticket of the pool {ticket.pool!r} in the queue of {names.pool!r}")
+            extra: dict[str, Word] = {
+                "vram_bytes": EXCLUSIVE if ticket.vram_bytes is None else ticket.vram_bytes,
+                "submission": ticket.submission_id,
+                "number": ticket.number,
+                "requires": requires,
+                "avoid": avoid,
+                "avoid_ms": int(avoid_s * 1000) if avoid else 0,
+            }
+            words = hash_of(make_job(self._connection, self._signer, ticket), extra)
+            args += [job_id_of(ticket.submission_id, ticket.number), len(words), *words]
+        keys = [
+            names.waiting,
+            names.intermediate,
+            names.leader,
+            names.queues,
+            names.started,
+            names.finished,
+            names.failed,
+        ]
+        answer = run_script(self._connection, "enqueue", keys, args)
+        if answer == -1:
+            raise StaleLeaderError(f"epoch {self._epoch} does not lead the pool {names.pool}: acquire it again")
+        return [job_id.decode() for job_id in answer]
+
+    @talks_to_redis
+    def cancel(self, job_ids: Iterable[str]) -> list[str]:
+        """Remove jobs that nobody has taken, or whose worker is gone; return those that were still in the list.
+
+        Round trips: 1. A job that a worker holds stays: the storage decides about its trial.
+        """
+        ids = list(job_ids)
+        if not ids:
+            return []
+        names = self._names
+        args = [names.job_prefix, names.live_prefix, names.results_prefix, *ids]
+        removed = run_script(self._connection, "cancel", [names.waiting, names.intermediate], args)
+        return [job_id.decode() for job_id in removed]
+
+    @talks_to_redis
+    def waiting(self) -> list[WaitingJob]:
+        """Return what waits, in order. Round trips: 2."""
+        ids = [as_text(job_id) for job_id in self._connection.lrange(self._names.waiting, 0, -1)]
+        with self._connection.pipeline(transaction=False) as pipeline:
+            for job_id in ids:
+                pipeline.hmget(self._names.job(job_id), _WAITING_FIELDS)
+            rows = pipeline.execute()
+        return [_waiting_job(job_id, row) for job_id, row in zip(ids, rows, strict=True) if row[0] is not None]
+
+    @talks_to_redis
+    def known(self, job_ids: Iterable[str]) -> set[str]:
+        """Return which of these trials wait in the list, whole, or are held by a live worker. Round trips: 1.
+
+        The others must be enqueued again: Redis lost them, or the worker that took them is gone.
+        """
+        ids = list(job_ids)
+        names = self._names
+        with self._connection.pipeline(transaction=True) as pipeline:  # one moment: a job must not slip through
+            pipeline.lrange(names.waiting, 0, -1)
+            for job_id in ids:
+                pipeline.hexists(names.job(job_id), "data")
+                pipeline.exists(names.live(job_id))
+            listed, *rest = pipeline.execute()
+        in_list = {job_id.decode() for job_id in listed}
+        wholes, lives = rest[::2], rest[1::2]
+        return {
+            job_id
+            for job_id, whole, live in zip(ids, wholes, lives, strict=True)
+            if live or (whole and job_id in in_list)
+        }
+
+
+_WAITING_FIELDS = ["submission", "number", "vram_bytes", "queued_at_ms", "requires", "avoid", "avoid_ms", "refused_by"]
+
+
+def _waiting_job(job_id: str, row: Sequence[bytes | None]) -> WaitingJob:
+    submission, number, vram_bytes, queued_at_ms, requires, avoid, avoid_ms, refused_by = (
+        value.decode() if value is not None else "" for value in row
+    )
+    return WaitingJob(
+        job_id=job_id,
+        submission_id=submission,
+        number=int(number or -1),
+        vram_bytes=None if int(vram_bytes or EXCLUSIVE) == EXCLUSIVE else int(vram_bytes),
+        queued_at=int(queued_at_ms or 0) / 1000,
+        requires=_words(requires),
+        avoid=_words(avoid),
+        avoid_until=(int(queued_at_ms or 0) + int(avoid_ms or 0)) / 1000,
+        refused_by=_words(refused_by),
+    )
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word for word in text.split(",") if word)

@@ -1,0 +1,129 @@
+"""The workers of a pool: who is there, on which device, and what it can take."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import redis
+from rq.utils import as_text
+
+from vrampool.queueing.connection import talks_to_redis
+from vrampool.queueing.names import Names
+from vrampool.queueing.scripts import Word, run_script
+
+#: A device that was there within so long counts when the largest one is asked for.
+BUDGET_KEPT_S = 24 * 3600
+
+
+@dataclass(frozen=True)
+class RunningTrial:
+    """A trial that a worker runs, as it tells."""
+
+    study: str
+    number: int
+    lease_bytes: int
+    measured_bytes: int | None  #: None: not measured
+    since: float  #: seconds since the epoch
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any]) -> Self:
+        return cls(**_known(cls, raw))
+
+
+@dataclass(frozen=True)
+class WorkerRecord:
+    """What a worker tells of itself with every beat."""
+
+    name: str
+    host: str
+    pid: int
+    device_id: str
+    device_name: str
+    device_kind: str  #: "cuda" or "cpu"
+    total_bytes: int
+    budget_bytes: int
+    free_bytes: int
+    slots: int  #: children it may run at once
+    state: str  #: "ready", "draining", "paused", "quarantined" or "blind"
+    reason: str = ""  #: why it is not ready, in words
+    running: tuple[RunningTrial, ...] = ()
+    refused: dict[str, str] = field(default_factory=dict)  #: submissions it cannot run: id -> reason
+    versions: dict[str, str] = field(default_factory=dict)  #: python, optuna, torch, vrampool, wire
+    beat_at: float = 0.0  #: seconds since the epoch, by the worker's clock
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as a dict that `json.dumps` takes."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any]) -> Self:
+        """Read a record back; keys that a newer worker added are dropped."""
+        values = _known(cls, raw)
+        values["running"] = tuple(RunningTrial.from_json(item) for item in values.get("running", ()))
+        return cls(**values)
+
+
+def _known(cls: type[Any], raw: dict[str, Any]) -> dict[str, Any]:
+    names = {item.name for item in dataclasses.fields(cls)}
+    return {key: value for key, value in raw.items() if key in names}
+
+
+class Registry:
+    """The records of a pool's workers. Each ends by itself when its worker falls silent."""
+
+    def __init__(self, connection: redis.Redis, pool: str) -> None:
+        self._connection = connection
+        self._names = Names(pool)
+
+    @talks_to_redis
+    def beat(self, record: WorkerRecord, ttl_s: float) -> None:
+        """Write a worker's record; it ends after `ttl_s` without another. Round trips: 1."""
+        names = self._names
+        keys = [names.worker_prefix + record.name, names.workers, names.budgets, names.budgets_seen]
+        body = json.dumps(record.to_json(), separators=(",", ":"))
+        ttl_ms = int(ttl_s * 1000)
+        args: list[Word] = [record.name, body, ttl_ms, record.device_id, record.budget_bytes, BUDGET_KEPT_S * 1000]
+        run_script(self._connection, "beat", keys, args)
+
+    @talks_to_redis
+    def remove(self, name: str) -> None:
+        """Take a worker's record away, when it ends in order. Round trips: 1."""
+        with self._connection.pipeline() as pipeline:
+            pipeline.delete(self._names.worker_prefix + name)
+            pipeline.zrem(self._names.workers, name)
+            pipeline.execute()
+
+    @talks_to_redis
+    def workers(self) -> list[WorkerRecord]:
+        """Return the records of live workers by name. Round trips: 2. One that cannot be read is left out."""
+        found: Any = self._connection.zrange(self._names.workers, 0, -1)
+        names = sorted(as_text(name) for name in found)
+        if not names:
+            return []
+        records = []
+        for body in self._connection.mget([self._names.worker_prefix + name for name in names]):
+            if body is None:  # its life ended, the set is cleaned by the others' beats
+                continue
+            try:
+                records.append(WorkerRecord.from_json(json.loads(body)))
+            except (ValueError, TypeError, AttributeError):  # written by a much older or newer version
+                continue
+        return records
+
+    @talks_to_redis
+    def largest_budget(self, now: float) -> int | None:
+        """Return the largest budget of any device that was there within 24 h, in bytes; None: there was none.
+
+        Round trips: 1.
+
+        Args:
+            now: Seconds since the epoch.
+        """
+        with self._connection.pipeline() as pipeline:
+            pipeline.zrangebyscore(self._names.budgets_seen, (now - BUDGET_KEPT_S) * 1000, "+inf")
+            pipeline.hgetall(self._names.budgets)
+            seen, budgets = pipeline.execute()
+        return max((int(budgets[device]) for device in seen if device in budgets), default=None)

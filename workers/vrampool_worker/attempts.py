@@ -1,0 +1,86 @@
+"""One attempt: a trial in the hands of this worker, from the take to the released lease."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from vrampool.messages import EndKind, MemorySample, Outcome, SubmissionSpec, Ticket
+
+if TYPE_CHECKING:
+    from vrampool_worker.children import Child
+    from vrampool_worker.settlement import Conclusion
+    from vrampool_worker.trial_server import TrialServer
+
+
+class Stage(StrEnum):
+    """Where an attempt is. It only moves forward."""
+
+    OPENING = "opening"  #: lease granted; the storage is asked for the claim
+    RUNNING = "running"  #: handed to a child
+    ENDED = "ended"  #: the child and all below it are gone; the result is being told, the memory watched
+    TOLD = "told"  #: the storage has the result
+    CLOSED = "closed"  #: told, lease released, RQ's state cleaned up
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why this worker ends a child, decided before the child is gone."""
+
+    kind: EndKind
+    text: str
+
+
+@dataclass(eq=False)
+class Attempt:
+    """What the main loop knows of one attempt. Times are of the monotonic clock."""
+
+    job_id: str
+    lease_id: str
+    ticket: Ticket
+    taken_at_s: float
+    wait_s: float | None  #: from enqueue to take
+    request_reason: str = ""
+    stage: Stage = Stage.OPENING
+    execution_id: str | None = None
+    spec: SubmissionSpec | None = None
+    server: TrialServer | None = None
+    child: Child | None = None
+    spare: bool = False
+    spawn_s: float | None = None
+    handed_at_s: float | None = None
+    started_at_s: float | None = None  #: user code begins
+    ended_at_s: float | None = None
+    started_epoch_s: float = 0.0
+    used_before_bytes: int | None = None
+    lease_bytes: int = 0  #: the largest it had
+    lease_at_end_bytes: int = 0
+    cap_bytes: int | None = None
+    measured_peak_bytes: int = 0  #: largest the device showed of it
+    measured_source: str = ""
+    sample: MemorySample = field(default_factory=MemorySample)
+    steps: int = 0
+    exclusive: bool = False  #: its lease still is the whole device
+    reported: bool = False
+    ending: Ending | None = None  #: set when this worker decides to end it
+    outcome: Outcome | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    max_rss_bytes: int | None = None
+    log_path: str | None = None
+    dropped: str | None = None  #: not ours any more: nothing is told, for this reason
+    final_state: str = ""
+    conclusion: Conclusion | None = None
+
+    @property
+    def label(self) -> str:
+        """The trial in words: "digits/12"."""
+        return f"{self.ticket.study_name}/{self.ticket.number}"
+
+    def end_because(self, kind: EndKind, text: str) -> bool:
+        """Note why this worker ends it. The first reason stays; False when there was one already."""
+        if self.ending is not None or self.stage in (Stage.ENDED, Stage.TOLD, Stage.CLOSED):
+            return False
+        self.ending = Ending(kind, text)
+        return True

@@ -1,0 +1,107 @@
+"""The beat: a thread with its own Redis connection that says "I live" for the worker and for every trial it runs.
+
+Nothing else is done there, so that neither a database, nor a driver, nor a child can make a living worker look dead.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from vrampool.queueing import TransientRedisError, WorkerRecord
+
+_log = logging.getLogger("vrampool.worker")
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the worker holds now: made by the main loop, swapped whole, read by the beat."""
+
+    record: WorkerRecord
+    jobs: tuple[str, ...] = ()  #: job ids with a liveness lease
+    executions: tuple[tuple[str, str], ...] = ()  #: (job id, RQ execution id)
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a beat brought back."""
+
+    lost: tuple[str, ...] = ()  #: job ids that another worker holds by now
+    largest_budget_bytes: int | None = None  #: of the pool's devices within 24 h
+    suspended: bool = False  #: `rq suspend`
+    was_away: bool = False  #: the beat before was longer ago than a lease lives: trials may have been given to others
+
+
+class Pulse(Protocol):
+    """One beat's work with Redis (`vrampool_worker.rq_worker.Pulse`)."""
+
+    def beat(self, held: Held) -> Heard: ...
+
+
+class Beat:
+    """Beats every `interval_s`, and sooner when the main loop has news for the coordinator.
+
+    Args:
+        pulse: Does the beat.
+        interval_s: Pause between two beats.
+        ttl_s: Life of a liveness lease.
+        on_heard: Called in the beat's thread with what came back; it only posts to the main loop.
+    """
+
+    #: News are sent at most this often: a burst of tiny trials is one message.
+    NEWS_S = 0.05
+
+    def __init__(self, pulse: Pulse, held: Held, *, interval_s: float, ttl_s: float, on_heard: Callable[[Heard], None]) -> None:
+        self.held = held  #: replaced by the main loop
+        self._pulse = pulse
+        self._interval_s = interval_s
+        self._ttl_s = ttl_s
+        self._on_heard = on_heard
+        self._news = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="vrampool-beat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def tell(self, held: Held) -> None:
+        """Give it what is held now and have it told soon."""
+        self.held = held
+        self._news.set()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._news.set()
+        self._thread.join(2.0)
+
+    def _run(self) -> None:
+        last_s = time.monotonic()
+        away_since_s: float | None = None
+        while not self._stopped.is_set():
+            self._news.clear()
+            now_s = time.monotonic()
+            was_away = now_s - last_s > self._ttl_s
+            try:
+                heard = self._pulse.beat(self.held)
+                if away_since_s is not None:
+                    _log.warning("Redis answers again after %.1f s", now_s - away_since_s)
+                    away_since_s = None
+                if was_away:
+                    heard = Heard(heard.lost, heard.largest_budget_bytes, heard.suspended, True)
+                last_s = now_s
+                self._on_heard(heard)
+                self._news.wait(self._interval_s)
+                self._stopped.wait(self.NEWS_S)
+            except TransientRedisError as error:
+                if away_since_s is None:
+                    away_since_s = now_s
+                    _log.warning("%s; running trials go on", error)
+                self._stopped.wait(min(0.5, self._interval_s))
+            except Exception:
+                _log.exception("a beat failed")
+                self._stopped.wait(self._interval_s)
+

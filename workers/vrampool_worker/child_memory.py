@@ -1,0 +1,131 @@
+"""The memory of one trial as its own process keeps it: its cap, what it holds, and the seeds set beside."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vrampool.messages import ChildFrame, ChildStart, MemorySample
+from vrampool.units import MIB
+from vrampool_worker.import_hooks import after_import
+
+if TYPE_CHECKING:
+    from vrampool_worker.torch_runtime import TorchRuntime
+
+#: RLIMIT_DATA counts what is reserved, stacks and arenas included, and not what is touched: so much lies between the two.
+DATA_SLACK_BYTES = 256 * MIB
+#: Of all processes of this host the kernel shall take a trial first, never a worker or a database.
+OOM_SCORE_ADJ = 800
+
+
+def volunteer_for_oom() -> None:
+    """Tell the kernel's OOM killer to take this process, and what it starts, before others."""
+    path = Path("/proc/self/oom_score_adj")
+    try:
+        if int(path.read_text()) < OOM_SCORE_ADJ:
+            path.write_text(str(OOM_SCORE_ADJ))
+    except OSError:  # read-only /proc in some containers
+        pass
+
+
+class TrialMemory:
+    """Sets the cap before user code runs, changes it on the worker's word, and reads what is held.
+
+    On the CPU the cap is RLIMIT_DATA: the kernel's own, for each process of the trial, private memory only. On a GPU it
+    is the fraction of torch's allocator, set when torch comes into the process.
+    """
+
+    def __init__(self, start: ChildStart, send: Callable[..., None]) -> None:
+        self._start = start
+        self._send = send
+        self._cap_bytes = start.cap_bytes
+        self._torch: TorchRuntime | None = None
+        self._ooms_handled = 0
+
+    def begin(self) -> tuple[int | None, str]:
+        """Set the cap; return it and what enforces it, in words."""
+        after_import("torch", self._on_torch)
+        if self._cap_bytes is None:
+            return None, "none"
+        if self._start.device == "cpu":
+            return self._limit_data(self._cap_bytes, hard=True), "RLIMIT_DATA"
+        if self._torch is None:
+            return self._cap_bytes, "torch, once it is imported"
+        return self._torch.cap_bytes(), "torch" if self._torch.active else "torch, at its first use of CUDA"
+
+    def _limit_data(self, cap_bytes: int, *, hard: bool) -> int:
+        """Set RLIMIT_DATA and return the cap in force. What was once lowered hard can never rise above it again."""
+        limit_bytes = cap_bytes + DATA_SLACK_BYTES
+        _, ceiling = resource.getrlimit(resource.RLIMIT_DATA)
+        if ceiling != resource.RLIM_INFINITY:
+            limit_bytes = min(limit_bytes, ceiling)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes if hard else ceiling))
+        return limit_bytes - DATA_SLACK_BYTES
+
+    def _on_torch(self) -> None:
+        """Take torch in hand, at hand-over or at the end of its import."""
+        if self._start.device == "cuda":
+            from vrampool_worker.torch_runtime import TorchRuntime
+
+            self._torch = TorchRuntime(
+                cap_bytes=self._cap_bytes,
+                total_bytes=self._start.total_bytes,
+                interval_s=self._start.sample_interval_s,
+                send=self._send_sample,
+            )
+            self._torch.begin()
+
+    def _send_sample(self, frame: ChildFrame, **fields: Any) -> None:
+        self._send(frame, **{**fields, "num_ooms_handled": self._ooms_handled})
+
+    def recap(self, cap_bytes: int) -> None:
+        """Change the cap and tell the worker what it has become. Called by the thread that reads the socket."""
+        self._cap_bytes = cap_bytes
+        if self._torch is not None:
+            self._torch.recap(cap_bytes, self._answer)
+        elif self._start.device == "cpu":
+            self._answer(self._limit_data(cap_bytes, hard=False), 0)
+        else:
+            self._answer(cap_bytes, 0)
+
+    def _answer(self, cap_bytes: int, freed_bytes: int) -> None:
+        self._cap_bytes = cap_bytes
+        facts = sys.modules.get("vrampool.training.runtime")
+        if facts is not None:
+            facts.update(cap_bytes=cap_bytes)
+        self._send(ChildFrame.RECAPPED, cap_bytes=cap_bytes, freed_bytes=freed_bytes)
+
+    def note_oom_handled(self, count: int) -> None:
+        """Take note of out-of-memory errors that a helper of ours caught on purpose."""
+        self._ooms_handled += count
+        if self._torch is not None:
+            self._torch.forget_peak_at_reset()
+
+    def sample(self) -> MemorySample:
+        """Return what is held now, for the outcome."""
+        if self._torch is not None:
+            fields = self._torch.sample().to_json()
+        else:
+            fields = {"cap_bytes": self._cap_bytes}
+        return MemorySample.from_json({**fields, "num_ooms_handled": self._ooms_handled})
+
+
+def seed_everything(seed: int) -> None:
+    """Seed `random`, NumPy and torch: those that are loaded now, the others at the end of their import.
+
+    What a trial draws then depends on its number alone, not on the process it happens to run in. `VRAMPOOL_SEED` in the
+    submission's `env=` gives another seed, or "off".
+    """
+    text = os.environ.get("VRAMPOOL_SEED", "")
+    if text.lower() == "off":
+        return
+    if text.isdigit():
+        seed = int(text)
+    after_import("random", lambda: sys.modules["random"].seed(seed))
+    after_import("numpy", lambda: sys.modules["numpy"].random.seed(seed % 2**32))
+    # For a GPU that is not in use yet torch keeps the seed until it is: no context is created.
+    after_import("torch", lambda: sys.modules["torch"].manual_seed(seed % 2**63))

@@ -1,0 +1,44 @@
+"""`vrampool worker`: joins the command through the entry-point group."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vrampool.errors import InputError
+from vrampool.settings import Settings, load_settings
+
+
+@click.command()
+@click.option("--gpu", metavar="WHICH", help="all, cpu, or indices or UUIDs with commas (default: all).")
+@click.option("--redis", metavar="URL", help="Redis of the pool.")
+@click.option("--storage", metavar="URL", help="Study storage.")
+@click.option("--pool", metavar="NAME", help="Name of the pool (default: vrampool).")
+@click.option("--budget", metavar="SIZE", help="Memory a device may have in use: 85%, 20GiB, bytes (default: 85%).")
+@click.option("--vram-total", metavar="SIZE", help="The device's size, where the driver does not tell it.")
+@click.option("--max-trials", type=int, help="Trials at once on a device.")
+@click.option("--spares", type=int, help="Processes started ahead of need (default: 1).")
+@click.option("--preload", metavar="MODULES", help="What a spare process imports (default: torch,torch._dynamo).")
+@click.option("--grace", "grace_s", type=float, metavar="S", help="After SIGTERM trials may finish for so long (default: 30).")
+@click.option("--share", is_flag=True, default=None, help="Share the device with another worker; needs an own --budget.")
+@click.option("--objectives", type=click.Choice(["any", "import"]), help="import: refuse objectives from notebooks.")
+@click.option("--env-pass", metavar="NAMES", help="Variables that reach the trials although they look secret.")
+@click.option("--state-dir", type=click.Path(path_type=Path), help="Where logs of trials and the secret are kept.")
+@click.option("--secret-file", type=click.Path(path_type=Path), help="The pool's secret.")
+@click.option("--config", type=click.Path(path_type=Path), help="Settings file (default: vrampool.toml).")
+@click.option("--debug", is_flag=True, default=None, help="Show tracebacks.")
+def worker(config: Path | None, **given: Any) -> int:
+    """Run workers: one for each device, until they are stopped."""
+    from vrampool_worker.supervisor import supervise
+
+    settings: Settings = load_settings({name: value for name, value in given.items() if value is not None}, file=config)
+    if settings.redis is None or settings.storage is None:
+        raise InputError(
+            "a worker needs --redis URL and --storage URL (or VRAMPOOL_REDIS and VRAMPOOL_STORAGE); "
+            "for one machine `vrampool up` starts everything"
+        )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    return supervise(settings)

@@ -1,0 +1,283 @@
+"""All that is done with the storage: opening trials, answering their calls, telling results. Runs in the storage lane.
+
+The parent alone writes to Optuna's storage; the child has no connection. A write that the database does not take is
+repeated until it does: what was trained is never trained again because a database was away.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import optuna
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.trial import TrialState
+
+from vrampool.errors import MessageError, VrampoolError
+from vrampool.messages import SubmissionSpec, Ticket
+from vrampool.objectives.samplers import open_pruner, open_sampler
+from vrampool.settings import Settings
+from vrampool.signing import Signer, open_spec
+from vrampool.storage import (
+    REQUEST,
+    Catalog,
+    PlannedTrial,
+    SubmissionState,
+    WorkerView,
+    claim,
+    is_transient,
+    open_storage,
+    prune_infeasible,
+    record_attempt,
+)
+from vrampool_worker.settlement import Conclusion
+from vrampool_worker.trial_server import TrialServer
+
+_log = logging.getLogger("vrampool.worker")
+T = TypeVar("T")
+
+#: Optuna warns of what we do on purpose (a value that is no number, a step reported twice): the log of the trial has it.
+_KEPT_SPECS = 64
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A claimed trial, ready for a child."""
+
+    spec: SubmissionSpec
+    server: TrialServer
+    snapshot: dict[str, Any]
+    request_reason: str
+    bundle: bytes | None
+    bundle_signature: str | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class NotOpened:
+    """Why a trial is not run here. `refuse`: this worker can run no trial of the submission."""
+
+    reason: str
+    refuse: bool = False
+    told: bool = False  #: the trial was told FAIL, for nobody can run it
+
+
+class StudyDesk:
+    """Optuna as the worker uses it. Every method blocks, and runs in one thread.
+
+    Args:
+        settings: `storage` names the database.
+        signer: Checks the submissions.
+        worker: This worker's name, written into claims.
+        can_run: Tells why this worker cannot run an objective, or None.
+    """
+
+    def __init__(
+        self, settings: Settings, signer: Signer, worker: str, can_run: Callable[[SubmissionSpec], str | None]
+    ) -> None:
+        assert settings.storage is not None
+        self._url = settings.storage
+        self._signer = signer
+        self._worker = worker
+        self._can_run = can_run
+        self._storage: Any = None
+        self._specs: dict[str, SubmissionSpec] = {}
+        self._studies: dict[str, optuna.Study] = {}
+        self._bundles: dict[str, tuple[bytes, str]] = {}
+        self.closing = threading.Event()  #: set at shutdown: stop repeating, give up
+
+    def connect(self) -> None:
+        """Open the storage; waits for a database or a coordinator that is not there yet."""
+        self._repeat(self._connect, "open the storage", retry_missing=True)
+
+    def _connect(self) -> None:
+        if self._storage is None:
+            self._storage = WorkerView(open_storage(self._url, create_schema=False))
+            self._catalog = Catalog(self._storage)
+
+    # ---- opening -------------------------------------------------------------------------------------
+
+    def open(self, ticket: Ticket) -> Opened | NotOpened:
+        """Claim a trial and open it."""
+        return self._repeat(lambda: self._open(ticket), f"open {ticket.study_name}/{ticket.number}")
+
+    def _open(self, ticket: Ticket) -> Opened | NotOpened:
+        self._connect()
+        try:
+            spec = self._spec(ticket.submission_id)
+        except MessageError as error:
+            return NotOpened(f"the submission is refused: {error}")
+        if spec is None:
+            return NotOpened(f"the storage knows no submission {ticket.submission_id}")
+        reason = self._can_run(spec)
+        if reason is not None:
+            return NotOpened(reason, refuse=True)
+        bundle = self._bundle(spec)
+        if isinstance(bundle, NotOpened):
+            return bundle
+        if not claim(self._storage, ticket.trial_id, self._worker):
+            return NotOpened("it is not waiting any more")
+        study = self._study(spec)
+        study._thread_local.cached_all_trials = None  # a long-lived process would sample from what it saw last time
+        study.get_trials(deepcopy=False)
+        trial = PlannedTrial(study, ticket.trial_id)
+        server = TrialServer(study, trial)
+        frozen = self._storage.get_trial(ticket.trial_id)
+        request = frozen.user_attrs.get(REQUEST) or {}
+        seed = zlib.crc32(f"{spec.seed}:{ticket.number}".encode())
+        body, signature = bundle if bundle is not None else (None, None)
+        return Opened(spec, server, server.snapshot(), str(request.get("reason", "")), body, signature, seed)
+
+    def _spec(self, submission_id: str) -> SubmissionSpec | None:
+        if submission_id not in self._specs:
+            row = self._catalog.submission(submission_id)
+            if row is None:
+                return None
+            if len(self._specs) >= _KEPT_SPECS:
+                self._specs.pop(next(iter(self._specs)))
+            self._specs[submission_id] = open_spec(self._signer, submission_id, row.spec_text)
+        return self._specs[submission_id]
+
+    def _bundle(self, spec: SubmissionSpec) -> tuple[bytes, str] | NotOpened | None:
+        digest = spec.objective.bundle_sha256
+        if digest is None:
+            return None
+        if digest not in self._bundles:
+            found = self._catalog.get_bundle(digest)
+            if found is None:
+                return NotOpened(f"the storage lacks the objective's bundle {digest[:12]}")
+            try:
+                self._signer.verify("bundle", found[0], found[1])
+            except MessageError as error:
+                return NotOpened(f"the objective's bundle is refused: {error}")
+            self._bundles.clear()  # one at a time: it may be several MB
+            self._bundles[digest] = found
+        return self._bundles[digest]
+
+    def _study(self, spec: SubmissionSpec) -> optuna.Study:
+        if spec.submission_id not in self._studies:
+            if len(self._studies) >= _KEPT_SPECS:
+                self._studies.pop(next(iter(self._studies)))
+            self._studies[spec.submission_id] = optuna.Study(
+                study_name=spec.study_name,
+                storage=self._storage,
+                sampler=open_sampler(spec.sampler, role="worker", seed=spec.seed),
+                pruner=open_pruner(spec.pruner),
+            )
+        return self._studies[spec.submission_id]
+
+    # ---- calls of the child --------------------------------------------------------------------------
+
+    def call(self, server: TrialServer, name: str, args: dict[str, Any]) -> Any:
+        """Answer one call of a proxy trial.
+
+        Raises:
+            UpdateFinishedTrialError: the trial was ended from outside; its child is to be ended.
+            Exception: what Optuna raises for the objective.
+        """
+        return self._repeat(lambda: server.handle(name, args), f"serve {name}")
+
+    def request_stop(self, submission_id: str, reason: str) -> None:
+        """The objective or the sampler asked for the study's stop."""
+        self._repeat(
+            lambda: self._catalog.set_submission_state(
+                submission_id, SubmissionState.STOPPING, reason, expected=(SubmissionState.OPEN,)
+            ),
+            "stop a study",
+        )
+
+    # ---- telling -------------------------------------------------------------------------------------
+
+    def tell(self, ticket: Ticket, spec: SubmissionSpec, conclusion: Conclusion) -> str:
+        """Tell a result, however long the database takes. Returns the state told, or "dropped: why"."""
+        return self._repeat(lambda: self._tell(ticket, spec, conclusion), f"tell {ticket.study_name}/{ticket.number}")
+
+    def _tell(self, ticket: Ticket, spec: SubmissionSpec, conclusion: Conclusion) -> str:
+        state = self._storage.get_trial(ticket.trial_id).state
+        if state.is_finished():
+            # Told by our own write whose answer got lost, or ended from outside: either way it is not ours to change.
+            return f"dropped: it is {state.name} already"
+        try:
+            record_attempt(self._storage, ticket.trial_id, conclusion.facts)
+            if conclusion.over_gib is not None:
+                prune_infeasible(self._storage, ticket.trial_id, conclusion.over_gib)
+                return TrialState.PRUNED.name
+            return self._tell_study(ticket, spec, conclusion)
+        except UpdateFinishedTrialError:
+            return "dropped: it was ended from outside"
+
+    def _tell_study(self, ticket: Ticket, spec: SubmissionSpec, conclusion: Conclusion) -> str:
+        if not conclusion.by_objective:
+            # A raw write: what the objective did not decide is nothing for the sampler to learn from.
+            self._storage.set_trial_state_values(ticket.trial_id, TrialState.FAIL)
+            return TrialState.FAIL.name
+        study = self._study(spec)
+        study._thread_local.in_optimize_loop = True  # grid samplers call study.stop() from tell
+        study._stop_flag = False
+        try:
+            if conclusion.values is not None:
+                study.tell(ticket.number, conclusion.values)
+            else:
+                told = TrialState.PRUNED if conclusion.facts.end == "pruned" else TrialState.FAIL
+                if told is TrialState.FAIL and not self._storage.get_trial(ticket.trial_id).params:
+                    # One told FAIL without parameters breaks BruteForceSampler for good.
+                    self._storage.set_trial_state_values(ticket.trial_id, TrialState.FAIL)
+                else:
+                    study.tell(ticket.number, state=told)
+        except ValueError as error:
+            return f"dropped: {error}"
+        finally:
+            study._thread_local.in_optimize_loop = False
+        if study._stop_flag:
+            study._stop_flag = False
+            self.request_stop(ticket.submission_id, "the sampler has nothing left to try")
+        return str(self._storage.get_trial(ticket.trial_id).state.name)
+
+    def audit(self, tickets: Iterable[Ticket]) -> dict[str, str]:
+        """Return why attempts that run here are to be ended: trial ended from outside, submission cancelled.
+
+        Returns:
+            Submission id and trial number, joined by "/", -> reason; "lost: ..." when the trial is not ours any more.
+        """
+        found = {}
+        states: dict[str, Any] = {}
+        for ticket in tickets:
+            key = f"{ticket.submission_id}/{ticket.number}"
+            state = self._storage.get_trial(ticket.trial_id).state
+            if state.is_finished():
+                found[key] = f"lost: the trial is {state.name} already"
+                continue
+            if ticket.submission_id not in states:
+                row = self._catalog.submission(ticket.submission_id)
+                states[ticket.submission_id] = row.state if row is not None else None
+                if row is not None and row.state == SubmissionState.CANCELLING:
+                    found[key] = row.reason or "cancelled"
+            elif states[ticket.submission_id] == SubmissionState.CANCELLING:
+                found[key] = "cancelled"
+        return found
+
+    # ---- faults --------------------------------------------------------------------------------------
+
+    def _repeat(self, work: Callable[[], T], what: str, *, retry_missing: bool = False) -> T:
+        """Do it until the database takes it; give up only at shutdown."""
+        pause_s = 0.1
+        said = 0.0
+        while True:
+            try:
+                return work()
+            except Exception as error:
+                missing = retry_missing and isinstance(error, VrampoolError)
+                if not (missing or is_transient(error)) or self.closing.is_set():
+                    raise
+                if time.monotonic() - said > 30:
+                    said = time.monotonic()
+                    _log.warning("cannot %s yet: %s; it is tried again", what, str(error).splitlines()[0])
+                self.closing.wait(pause_s)
+                pause_s = min(pause_s * 2, 5.0)
+
+

@@ -1,0 +1,92 @@
+"""What the ledger holds and says: leases, and decisions with their reasons."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Lease:
+    """Bytes granted to one trial, and what is known of their use. Only the ledger changes it."""
+
+    lease_id: str
+    label: str  #: the trial, for people: "digits 12"
+    lease_bytes: int
+    granted_at_s: float
+    alone: bool = False  #: exclusive, and has not shown its peak yet
+    started: bool = False  #: user code runs; before that its context may grow at any moment
+    measured_bytes: int | None = None
+    peak_bytes: int | None = None  #: the largest that was measured
+    ended_at_s: float | None = None  #: its processes are gone; its memory is awaited
+    used_before_bytes: int | None = None  #: by the whole device, at the last reading before that
+    report_refused: bool = False  #: nothing was known of its memory at its first report
+
+    @property
+    def counted_bytes(self) -> int:
+        """Return what it counts for: its lease, as it may grow to that at any moment, or more if it holds more."""
+        return max(self.lease_bytes, self.measured_bytes or 0)
+
+    @property
+    def own_bytes(self) -> int:
+        """Return what it is taken to hold now: the figure, or up to its lease where there is none."""
+        return self.lease_bytes if self.measured_bytes is None else self.measured_bytes
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What the device may take now."""
+
+    free_bytes: int  #: 0 when nothing may start, whatever is free
+    idle: bool  #: holds nothing, so an exclusive trial may start
+    reason: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """An answer to a trial's wish, and its lease after it."""
+
+    granted: bool
+    lease_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Release:
+    """The end of a lease, with the proof that the memory came back. Bytes; None on a device that does not tell."""
+
+    lease_id: str
+    label: str
+    lease_bytes: int
+    back_s: float  #: from the end of its processes until its memory was back, or given up
+    used_before_bytes: int | None
+    used_after_bytes: int | None
+    residue_bytes: int | None  #: still in use though its processes are gone; counted as a stranger's from now on
+    reason: str
+
+
+@dataclass(frozen=True)
+class LeaseState:
+    """One lease, as it is shown."""
+
+    lease_id: str
+    label: str
+    lease_bytes: int
+    measured_bytes: int | None
+    granted_at_s: float
+    alone: bool
+    ending: bool
+
+
+@dataclass(frozen=True)
+class LedgerState:
+    """All of a ledger, as it is shown."""
+
+    state: str  #: "ready", "draining", "paused", "quarantined" or "blind"
+    reason: str
+    total_bytes: int
+    budget_bytes: int
+    free_bytes: int
+    strangers_bytes: int
+    driver_reserved_bytes: int
+    slots: int
+    leases: tuple[LeaseState, ...]

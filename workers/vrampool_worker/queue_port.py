@@ -1,0 +1,83 @@
+"""What a worker does with the job queue, in its queue lane: take, begin, finish. One method, one round trip."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vrampool.errors import MessageError
+from vrampool.messages import Ticket
+from vrampool.queueing import (
+    Events,
+    History,
+    Offer,
+    Taken,
+    begin,
+    discard,
+    finish,
+    open_taken,
+    put_back,
+    take,
+)
+from vrampool.signing import Signer
+
+
+class QueuePort:
+    """The job queue of one pool, for one worker. Every method blocks, and runs in one thread.
+
+    Args:
+        connection: A Redis connection of its own.
+        pool: The pool's name.
+        worker: The worker's name.
+        signer: Checks tickets.
+        execution_ttl_s: How long RQ takes an execution for alive without another beat.
+    """
+
+    def __init__(self, connection: Any, pool: str, worker: str, signer: Signer, *, execution_ttl_s: int) -> None:
+        self._connection = connection
+        self._pool = pool
+        self._worker = worker
+        self._signer = signer
+        self._execution_ttl_s = execution_ttl_s
+        self._history = History(connection, pool)
+        self._events = Events(connection, pool)
+
+    def take(self, offer: Offer) -> tuple[Taken, Ticket] | None:
+        """Take a trial that fits. What is not signed by this pool is thrown away, and the next is tried.
+
+        Raises:
+            MessageError: what was taken is refused; it was thrown away.
+        """
+        taken = take(self._connection, self._pool, offer)
+        if taken is None:
+            return None
+        try:
+            return taken, open_taken(self._signer, self._pool, taken)
+        except MessageError:
+            discard(self._connection, self._pool, taken.job_id, offer.lease_id)
+            raise
+
+    def begin(self, job_id: str) -> str | None:
+        """Enter a claimed trial into RQ's books. Returns the execution's id; None: another worker holds the job."""
+        return begin(self._connection, self._pool, job_id, self._worker, self._execution_ttl_s)
+
+    def finish(self, job_id: str, execution_id: str, outcome: str, text: str, run_s: float) -> None:
+        """Close RQ's books on a trial: "finished", "failed" or "stopped"."""
+        finish(self._connection, self._pool, job_id, self._worker, execution_id, outcome, text, run_s=run_s)
+
+    def put_back(self, job_id: str, lease_id: str, *, refused: bool = False) -> None:
+        """Undo a take; `refused`: this worker can never run it."""
+        put_back(self._connection, self._pool, job_id, lease_id, refused_by=self._worker if refused else None)
+
+    def discard(self, job_id: str, lease_id: str) -> None:
+        """Throw away a job whose trial is not waiting any more."""
+        discard(self._connection, self._pool, job_id, lease_id)
+
+    def add_sample(self, device_id: str, sample: dict[str, Any]) -> None:
+        self._history.add_sample(device_id, sample)
+
+    def add_release(self, release: dict[str, Any]) -> None:
+        self._history.add_release(release)
+
+    def tell(self, event: dict[str, Any]) -> None:
+        """Wake the coordinator and whoever waits."""
+        self._events.publish(event)

@@ -1,0 +1,328 @@
+"""Attempts while their children live: start, serve their calls, watch their memory and time, settle their end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optuna.exceptions import UpdateFinishedTrialError
+
+from vrampool.messages import ChildStart, EndKind, MemorySample, Outcome
+from vrampool.units import format_bytes
+from vrampool_worker.attempts import Attempt, Stage
+from vrampool_worker.children import Child, Event, EventKind
+from vrampool_worker.desk import Opened
+from vrampool_worker.devices import DeviceReading
+from vrampool_worker.settlement import Conclusion, Place, conclude
+from vrampool_worker.trial_server import describe_error
+
+if TYPE_CHECKING:
+    from vrampool_worker.worker import WorkerLoop
+
+_log = logging.getLogger("vrampool.worker")
+
+#: A child that has not begun its objective by then hangs in an import of the pool's own list.
+START_LIMIT_S = 120.0
+#: A child that is still there so long after SIGKILL hangs in the kernel: its device is quarantined.
+UNKILLABLE_S = 30.0
+
+
+class Runner:
+    """Everything about children that run a trial. Only the main loop calls it."""
+
+    def __init__(self, loop: WorkerLoop) -> None:
+        self._loop = loop
+        self.children: set[Child] = set()
+        self._attempts: dict[Child, Attempt] = {}
+
+    # ---- starting ------------------------------------------------------------------------------------
+
+    def start(self, attempt: Attempt, opened: Opened) -> None:
+        """Hand a claimed trial to a child."""
+        loop = self._loop
+        attempt.spec, attempt.server = opened.spec, opened.server
+        attempt.request_reason = opened.request_reason
+        child = loop.spares.take()
+        attempt.child = child
+        attempt.spare = child.ready
+        attempt.handed_at_s = time.monotonic()
+        attempt.started_epoch_s = time.time()
+        attempt.stage = Stage.RUNNING
+        attempt.cap_bytes = self._cap(attempt)
+        self._attempts[child] = attempt
+        attempt.log_path = self._log_path(attempt)
+        child.begin(self._message(attempt, opened), opened.bundle, Path(attempt.log_path))
+        loop.keepers_changed()
+        loop.timers.at(attempt.handed_at_s + START_LIMIT_S, lambda: self._check_started(attempt))
+
+    def _message(self, attempt: Attempt, opened: Opened) -> ChildStart:
+        device = self._loop.device
+        return ChildStart(
+            objective=opened.spec.objective,
+            trial=opened.snapshot,
+            has_bundle=opened.bundle is not None,
+            bundle_signature=opened.bundle_signature,
+            env=dict(opened.spec.env),
+            device=device.kind,
+            lease_bytes=attempt.lease_bytes,
+            cap_bytes=attempt.cap_bytes,
+            total_bytes=device.total_bytes,
+            seed=opened.seed,
+            sample_interval_s=self._loop.settings.sample_s,
+            catch_oom=opened.spec.oom == "auto",
+        )
+
+    def _cap(self, attempt: Attempt) -> int | None:
+        """Return what the child itself is held to: the lease less what the driver takes beside torch's allocator."""
+        loop = self._loop
+        if loop.device.kind == "cuda":
+            return max(attempt.lease_bytes - loop.ledger.overhead_bytes, 0)
+        # A lease that may yet grow must not be a wall that cannot be moved back: then the readings watch it.
+        declared = attempt.spec is not None and attempt.spec.vram != "auto"
+        return attempt.lease_bytes if declared else loop.ledger.budget_bytes
+
+    def _log_path(self, attempt: Attempt) -> str:
+        study = "".join(char if char.isalnum() or char in "-_." else "_" for char in attempt.ticket.study_name)
+        folder = self._loop.settings.state_dir / "logs" / "trials" / study
+        return str(folder / f"{attempt.ticket.number}.log")
+
+    def _check_started(self, attempt: Attempt) -> None:
+        if attempt.stage is Stage.RUNNING and attempt.started_at_s is None:
+            self.end(attempt, EndKind.CRASHED, f"its process did not begin the objective within {START_LIMIT_S:.0f} s", ask=False)
+
+    def _timed_out(self, attempt: Attempt, limit_s: float) -> None:
+        if attempt.stage is Stage.RUNNING:
+            self.end(attempt, EndKind.TIMEOUT, f"timeout {limit_s:g} s")
+
+    # ---- ending --------------------------------------------------------------------------------------
+
+    def end(self, attempt: Attempt, kind: EndKind, text: str, *, ask: bool = True) -> None:
+        """End an attempt's child: asked first, killed after `stop_ask_s`."""
+        if not attempt.end_because(kind, text):
+            return
+        _log.info("%s is ended: %s", attempt.label, text)
+        if attempt.child is None:
+            return  # not started: it is ended as soon as it is, by the check in `_started`
+        child = attempt.child
+        now_s = time.monotonic()
+        if ask:
+            child.ask_stop()
+            self._loop.timers.at(now_s + self._loop.settings.stop_ask_s, child.kill)
+        else:
+            child.kill()
+        self._loop.timers.at(now_s + self._loop.settings.stop_ask_s + UNKILLABLE_S, lambda: self._unkillable(attempt))
+
+    def drop(self, attempt: Attempt, reason: str) -> None:
+        """Let go of an attempt that is not ours any more: its child is killed and nothing is told."""
+        if attempt.dropped is not None or attempt.stage in (Stage.TOLD, Stage.CLOSED):
+            return
+        _log.warning("%s is dropped: %s", attempt.label, reason)
+        attempt.dropped = reason
+        if attempt.child is not None and attempt.stage is Stage.RUNNING:
+            attempt.child.kill()
+
+    def _unkillable(self, attempt: Attempt) -> None:
+        if attempt.stage is Stage.RUNNING:
+            self._loop.ledger.quarantine(f"the process of {attempt.label} cannot be killed", time.monotonic())
+            _log.error("%s cannot be killed; the device is quarantined", attempt.label)
+
+    # ---- events of children --------------------------------------------------------------------------
+
+    def on_event(self, child: Child, event: Event) -> None:
+        """Take one event of a child, as `Child` describes them."""
+        attempt = self._attempts.get(child)
+        kind, data = event.kind, event.data
+        if kind is EventKind.GONE:
+            self._gone(child, attempt)
+        elif attempt is None:
+            return  # a spare: it keeps its own readiness
+        elif kind is EventKind.STARTED:
+            self._started(attempt, data)
+        elif kind is EventKind.CALL:
+            self._call(attempt, data)
+        elif kind is EventKind.SAMPLE:
+            attempt.sample = MemorySample.from_json(data)
+        elif kind is EventKind.STEP:
+            self._stepped(attempt, int(data.get("steps", 0)))
+        elif kind is EventKind.OUTCOME:
+            attempt.outcome = Outcome.from_json(data)
+            if attempt.outcome.sample:
+                attempt.sample = MemorySample.from_json(attempt.outcome.sample)
+        elif kind is EventKind.EXITED:
+            attempt.exit_code, attempt.signal = data.get("exit_code"), data.get("signal")
+            attempt.max_rss_bytes = data.get("max_rss_bytes")
+
+    def _started(self, attempt: Attempt, data: Mapping[str, Any]) -> None:
+        attempt.started_at_s = time.monotonic()
+        attempt.spawn_s = round(attempt.child.preload_s, 3) if attempt.child is not None and not attempt.spare else 0.0
+        limit_s = attempt.spec.trial_timeout_s if attempt.spec is not None else None
+        if limit_s is not None:
+            self._loop.timers.at(attempt.started_at_s + limit_s, lambda: self._timed_out(attempt, limit_s))
+        if attempt.ending is not None and attempt.child is not None:
+            attempt.child.ask_stop()
+
+    def _call(self, attempt: Attempt, data: Mapping[str, Any]) -> None:
+        """Answer a call of the proxy trial in the storage lane; one at a time, for a child waits for its answer."""
+        server, child = attempt.server, attempt.child
+        assert server is not None and child is not None
+        name, args, call_id = str(data["name"]), dict(data.get("args") or {}), data["id"]
+
+        def answer(value: Any, error: BaseException | None) -> None:
+            if isinstance(error, UpdateFinishedTrialError):
+                self.drop(attempt, "the trial was ended from outside")
+                return
+            if error is not None:
+                child.reply(call_id, error=describe_error(error))
+            else:
+                child.reply(call_id, value=value)
+            if name == "report" and error is None:
+                attempt.reported = True
+                if attempt.exclusive:
+                    self._loop.sampler.read_soon()
+
+        if name == "stop_study":
+            reason = f"trial {attempt.ticket.number} called study.stop()"
+            self._loop.storage_lane.submit(
+                lambda: self._loop.desk.request_stop(attempt.ticket.submission_id, reason), answer
+            )
+        else:
+            self._loop.storage_lane.submit(lambda: self._loop.desk.call(server, name, args), answer)
+
+    def _stepped(self, attempt: Attempt, steps: int) -> None:
+        attempt.steps = steps
+        if steps >= 20 and not attempt.reported:
+            attempt.reported = True
+            self._loop.sampler.read_soon()
+
+    # ---- memory --------------------------------------------------------------------------------------
+
+    def on_reading(self, reading: DeviceReading, measured: Mapping[str, int | None], now_s: float) -> None:
+        """Take a reading of the device: peaks, ends of exclusivity, leases outgrown, memory given back."""
+        loop = self._loop
+        for attempt in list(loop.attempts.values()):
+            held = measured.get(attempt.lease_id)
+            if held is not None and held > attempt.measured_peak_bytes:
+                attempt.measured_peak_bytes = held
+                attempt.measured_source = "nvml" if loop.device.kind == "cuda" else "pss"
+            if attempt.stage is Stage.RUNNING:
+                if attempt.exclusive and attempt.reported:
+                    self._end_exclusivity(attempt, now_s)
+                self._watch_lease(attempt, held, now_s)
+            elif attempt.stage in (Stage.ENDED, Stage.TOLD) and attempt.lease_at_end_bytes >= 0:
+                self._try_release(attempt, reading, now_s)
+
+    def peak(self, attempt: Attempt) -> int:
+        """Return the most an attempt was seen to hold so far, in bytes; 0 when nothing has seen it yet."""
+        if self._loop.device.kind == "cuda" and attempt.sample.max_torch_reserved_bytes:
+            return attempt.sample.max_torch_reserved_bytes + self._loop.ledger.overhead_bytes
+        return attempt.measured_peak_bytes
+
+    def _end_exclusivity(self, attempt: Attempt, now_s: float) -> None:
+        peak = self.peak(attempt)
+        if not peak or attempt.child is None:
+            return
+        decision = self._loop.ledger.report_first(attempt.lease_id, peak, now_s)
+        attempt.exclusive = False
+        attempt.lease_at_end_bytes = decision.lease_bytes
+        self._loop.keepers_changed()
+        if self._loop.device.kind == "cuda":
+            attempt.cap_bytes = max(decision.lease_bytes - self._loop.ledger.overhead_bytes, 0)
+            attempt.child.recap(attempt.cap_bytes)
+        _log.info("%s: %s", attempt.label, decision.reason)
+        self._loop.wake()
+
+    def _watch_lease(self, attempt: Attempt, held: int | None, now_s: float) -> None:
+        """Let a lease grow before it must fail; on the CPU stop a trial that has outgrown it."""
+        loop = self._loop
+        if held is None or attempt.exclusive or attempt.child is None or attempt.ending is not None:
+            return
+        declared = attempt.spec is not None and attempt.spec.vram != "auto"
+        if not declared and held > 0.9 * attempt.lease_at_end_bytes:
+            decision = loop.ledger.grow(attempt.lease_id, int(held * 1.25), now_s)
+            if decision.granted:
+                attempt.lease_at_end_bytes = decision.lease_bytes
+                attempt.lease_bytes = max(attempt.lease_bytes, decision.lease_bytes)
+                loop.keepers_changed()
+                if loop.device.kind == "cuda":
+                    attempt.cap_bytes = max(decision.lease_bytes - loop.ledger.overhead_bytes, 0)
+                    attempt.child.recap(attempt.cap_bytes)
+        if loop.device.kind == "cpu" and loop.ledger.over(attempt.lease_id):
+            text = f"held {format_bytes(held)}, more than its lease of {format_bytes(attempt.lease_at_end_bytes)}"
+            self.end(attempt, EndKind.OOM, text, ask=False)
+
+    def _try_release(self, attempt: Attempt, reading: DeviceReading, now_s: float) -> None:
+        release = self._loop.ledger.settle(attempt.lease_id, reading, now_s)
+        if release is not None:
+            attempt.lease_at_end_bytes = -1
+            self._loop.chronicle.released(attempt, release, reading)
+            self._loop.wake()
+            self._close_if_done(attempt)
+
+    # ---- settling ------------------------------------------------------------------------------------
+
+    def _gone(self, child: Child, attempt: Attempt | None) -> None:
+        """The child and everything below it are gone."""
+        child.close()
+        self.children.discard(child)
+        self._loop.spares.gone(child)
+        if attempt is None:
+            return
+        del self._attempts[child]
+        attempt.stage = Stage.ENDED
+        attempt.ended_at_s = time.monotonic()
+        loop = self._loop
+        loop.keepers_changed()
+        loop.ledger.ending(attempt.lease_id, attempt.ended_at_s)
+        loop.sampler.read_soon()
+        if attempt.dropped is not None:
+            self._on_told(attempt, f"dropped: {attempt.dropped}", None)
+            return
+        conclusion = conclude(attempt, self._place())
+        _log.info("%s ended: %s %s", attempt.label, conclusion.facts.end, conclusion.facts.text.splitlines()[:1])
+        loop.storage_lane.submit(
+            lambda: loop.desk.tell(attempt.ticket, self._spec(attempt), conclusion),
+            lambda state, error: self._on_told(attempt, state, error, conclusion),
+        )
+
+    def _spec(self, attempt: Attempt) -> Any:
+        assert attempt.spec is not None
+        return attempt.spec
+
+    def _place(self) -> Place:
+        loop = self._loop
+        return Place(
+            worker=loop.name,
+            host=loop.host,
+            device=loop.device.id,
+            device_name=loop.device.name,
+            device_kind=loop.device.kind,
+            budget_bytes=loop.ledger.budget_bytes,
+            largest_budget_bytes=loop.largest_budget_bytes,
+            overhead_bytes=loop.ledger.overhead_bytes if loop.device.kind == "cuda" else None,
+            free_bytes=loop.reading.free_bytes if loop.reading is not None else None,
+        )
+
+    def _on_told(
+        self, attempt: Attempt, state: str | None, error: BaseException | None, conclusion: Conclusion | None = None
+    ) -> None:
+        if error is not None:
+            _log.error("the result of %s could not be told", attempt.label, exc_info=error)
+            state = f"dropped: {error}"
+        attempt.final_state = state or ""
+        if attempt.final_state.startswith("dropped"):
+            _log.warning("%s: %s", attempt.label, attempt.final_state)
+        attempt.stage = Stage.TOLD
+        self._loop.finished_trials += 1
+        if self._loop.stop_after_trials is not None and self._loop.finished_trials >= self._loop.stop_after_trials:
+            self._loop.request_stop()
+        self._loop.chronicle.told(attempt, conclusion)
+        self._close_if_done(attempt)
+
+    def _close_if_done(self, attempt: Attempt) -> None:
+        if attempt.stage is Stage.TOLD and attempt.lease_at_end_bytes < 0:
+            attempt.stage = Stage.CLOSED
+            self._loop.attempts.pop(attempt.lease_id, None)
+            self._loop.wake()

@@ -1,0 +1,100 @@
+"""One worker process per device, started again when it dies. `python -m vrampool_worker.supervisor` or `vrampool worker`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import sys
+from collections.abc import Sequence
+
+from vrampool.errors import VrampoolError
+from vrampool.processes import KeptProcess, end_with_parent
+from vrampool.settings import Settings, load_settings
+from vrampool_worker.devices import Device, find_devices
+
+_log = logging.getLogger("vrampool.worker")
+TEND_S = 0.5
+WORKER_MODULE = "vrampool_worker"
+
+
+class Supervisor:
+    """Keeps a worker process for each device.
+
+    Args:
+        settings: `gpu` says which devices.
+        devices: The devices, found already.
+    """
+
+    def __init__(self, settings: Settings, devices: Sequence[Device]) -> None:
+        self._settings = settings
+        self._stop_signals = 0
+        self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        env = dict(os.environ)
+        self._workers = [
+            KeptProcess(
+                f"worker of {device.id}",
+                [sys.executable, "-m", WORKER_MODULE],
+                env=env | settings.with_changes(gpu=device.id).to_env(),
+            )
+            for device in devices
+        ]
+
+    def run(self) -> int:
+        """Keep them running until a signal. Returns the exit code: that of a worker which cannot go on, else 0."""
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self._on_signal)
+        for worker in self._workers:
+            worker.start()
+        while not self._stop_signals and not all(worker.given_up for worker in self._workers):
+            select.select([self._wake_r], [], [], TEND_S)
+            for worker in self._workers:
+                worker.tend()
+        return self._shut_down()
+
+    def _shut_down(self) -> int:
+        asked = 0
+        deadline_s = self._settings.grace_s + self._settings.stop_ask_s + 20
+        waited_s = 0.0
+        while any(worker.running for worker in self._workers) and waited_s < deadline_s:
+            while asked < max(1, min(self._stop_signals, 2)):
+                asked += 1
+                for worker in self._workers:
+                    worker.ask_stop()  # a second time hurries them
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_r, 64)
+            select.select([self._wake_r], [], [], 0.1)
+            waited_s += 0.1
+        for worker in self._workers:
+            worker.wait(5)
+        codes = [worker.exit_code for worker in self._workers if worker.exit_code]
+        return codes[0] if codes and not self._stop_signals else 0
+
+    def _on_signal(self, _signum: int, _frame: object) -> None:
+        self._stop_signals += 1
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_w, b"s")
+
+
+def main() -> int:
+    """Supervise with the settings of the environment."""
+    end_with_parent(signal.SIGTERM)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        settings = load_settings()
+        return supervise(settings)
+    except VrampoolError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+def supervise(settings: Settings) -> int:
+    """Find the devices and keep a worker on each; checks everything that can be checked before the first start."""
+    devices = find_devices(settings)
+    return Supervisor(settings, devices).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,382 @@
+"""The worker's main loop: take -> claim -> start -> watch -> settle. It never blocks on I/O.
+
+Whatever may hang is done elsewhere: Redis in the queue lane and in the beat, the database in the storage lane, the
+driver in the sampler. They post back, and only here anything is decided, by the ledger.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vrampool.errors import MessageError
+from vrampool.messages import EndKind, Ticket
+from vrampool.queueing import Offer, Taken, TransientRedisError
+from vrampool.settings import Settings
+from vrampool_worker.attempts import Attempt, Stage
+from vrampool_worker.beat import Heard, Held
+from vrampool_worker.children import Child
+from vrampool_worker.desk import NotOpened, Opened, StudyDesk
+from vrampool_worker.devices import Blind, Device, DeviceReading, Sampler
+from vrampool_worker.lanes import Inbox, Lane, Timers
+from vrampool_worker.ledger import Ledger
+from vrampool_worker.queue_port import QueuePort
+from vrampool_worker.records import Chronicle
+from vrampool_worker.running import Runner
+from vrampool_worker.spares import SpareShelf
+
+_log = logging.getLogger("vrampool.worker")
+
+#: Events wake the loop at once; this look is for events that got lost.
+LOOK_S = 2.0
+#: Pause between two comparisons of running trials with the storage (cancelled, failed from outside).
+AUDIT_S = 5.0
+
+
+class WorkerLoop:
+    """Runs trials on one device until it is asked to stop.
+
+    Args:
+        settings: The worker's settings.
+        name: The worker's name.
+        device: Its device; this process holds the device's lock.
+        ledger: The device's ledger.
+        desk: Optuna, for the storage lane.
+        port: The job queue, for the queue lane.
+        tell_beat: Hands what is held now to the beat.
+        spawn: Starts a child; called from this loop's thread only.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        name: str,
+        device: Device,
+        ledger: Ledger,
+        desk: StudyDesk,
+        port: QueuePort,
+        inbox: Inbox,
+        tell_beat: Callable[[Held], None],
+        spawn: Callable[[], Child],
+    ) -> None:
+        self.settings = settings
+        self.name = name
+        self.host = socket.gethostname()
+        self.device = device
+        self.ledger = ledger
+        self.desk = desk
+        self.port = port
+        self.inbox = inbox
+        self.timers = Timers()
+        self.storage_lane = Lane("vrampool-storage", inbox)
+        self.queue_lane = Lane("vrampool-queue", inbox)
+        self.attempts: dict[str, Attempt] = {}  #: by lease id, until closed
+        self.largest_budget_bytes = ledger.budget_bytes
+        self.refused: dict[str, str] = {}
+        self.reading: DeviceReading | None = None
+        self.exit_code = 0
+        self.finished_trials = 0
+        self.stop_after_trials: int | None = None
+        self.stop_when_empty = False
+        self._tell_beat = tell_beat
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(inbox, selectors.EVENT_READ, lambda _mask: inbox.run())
+        self.spares = SpareShelf(spawn, self._watch_child, settings.spares)
+        self.runner = Runner(self)
+        self.chronicle = Chronicle(self)
+        self.sampler = Sampler(
+            device,
+            min(settings.sample_s, 0.1) if device.kind == "cpu" else settings.sample_s,
+            settings.nvml_timeout_s,
+            lambda reading, measured: inbox.post(lambda: self._on_reading(reading, measured)),
+            lambda blind: inbox.post(lambda: self._on_blind(blind)),
+            limits=self._limits,
+        )
+        self._connected = False
+        self._taking = False
+        self._wakes = 1
+        self._tried_wakes = 0
+        self._take_pause_s = 0.0
+        self._stop_requests = 0
+        self._finished = False
+        self._keepers: dict[int, int | None] = {}
+
+    # ---- life ----------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run until stopped and everything is settled."""
+        self.storage_lane.submit(self.desk.connect, self._on_connected)
+        self.sampler.start()
+        self._every(LOOK_S, self.wake)
+        self._every(AUDIT_S, self.audit)
+        self._every(1.0, lambda: self.chronicle.sample(time.time()))
+        while not self._finished:
+            now_s = time.monotonic()
+            for key, mask in self._selector.select(self.timers.wait_s(now_s, 1.0)):
+                if key.fd in self._selector.get_map():  # an event before this one may have closed it
+                    key.data(mask)
+            now_s = time.monotonic()
+            self.timers.run(now_s)
+            if self._connected and not self._stop_requests:
+                self.spares.fill(now_s)
+                self._admit(now_s)
+            self._publish()
+            self._finish_if_done()
+        self._close()
+
+    def _close(self) -> None:
+        self.sampler.stop()
+        self.desk.closing.set()
+        self.storage_lane.stop(5.0)
+        self.queue_lane.stop(5.0)
+        self._selector.close()
+
+    def _every(self, pause_s: float, call: Callable[[], None]) -> None:
+        def again() -> None:
+            call()
+            self.timers.at(time.monotonic() + pause_s, again)
+
+        self.timers.at(time.monotonic() + pause_s, again)
+
+    def _on_connected(self, _result: object, error: BaseException | None) -> None:
+        if error is not None:
+            _log.error("the storage cannot be used: %s", error)
+            self.exit_code = getattr(error, "exit_code", 1)
+            self.request_stop()
+            return
+        self._connected = True
+
+    def request_stop(self) -> None:
+        """Drain: take nothing more, let trials finish for the grace period. A second call hurries."""
+        self._stop_requests += 1
+        if self._stop_requests == 1:
+            _log.info("draining: %s trials run, they may finish for %.0f s", len(self.attempts), self.settings.grace_s)
+            self.ledger.drain("the worker shuts down")
+            self.timers.at(time.monotonic() + self.settings.grace_s, self._preempt_all)
+        else:
+            self._preempt_all()
+
+    def _preempt_all(self) -> None:
+        for attempt in list(self.attempts.values()):
+            self.runner.end(attempt, EndKind.PREEMPTED, f"handed back: worker {self.name} shuts down")
+
+    def _finish_if_done(self) -> None:
+        idle = not self.attempts and not self._taking
+        if self.stop_when_empty and idle and self._connected and self._tried_wakes and not self._stop_requests:
+            self.request_stop()
+        if self._stop_requests and idle:
+            self.spares.close()
+            self._finished = not self.runner.children and self.chronicle.idle
+
+    # ---- taking --------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Something may be there to take: look."""
+        self._wakes += 1
+
+    def _admit(self, now_s: float) -> None:
+        """Ask the queue for a trial that fits what the ledger can grant; one question at a time."""
+        if self._taking or self._wakes == self._tried_wakes or now_s < self._take_pause_s:
+            return
+        offer = self.ledger.offer(now_s)
+        if offer.free_bytes <= 0 and not offer.idle:
+            self._tried_wakes = self._wakes  # the ledger's next change wakes again
+            return
+        self._taking = True
+        tried = self._wakes
+        question = Offer(
+            worker=self.name,
+            lease_id=uuid.uuid4().hex,
+            free_bytes=offer.free_bytes,
+            idle=offer.idle,
+            ttl_ms=int(self.settings.lease_ttl_s * 1000),
+            device_id=self.device.id,
+            device_kind=self.device.kind,
+            refuse_submissions=tuple(self.refused),
+        )
+        self.queue_lane.submit(
+            lambda: self.port.take(question),
+            lambda result, error: self._on_taken(question, tried, result, error),
+        )
+
+    def _on_taken(
+        self, question: Offer, tried: int, result: tuple[Taken, Ticket] | None, error: BaseException | None
+    ) -> None:
+        self._taking = False
+        if error is not None:
+            if isinstance(error, MessageError):
+                _log.error("a job was refused: %s", error)
+                return
+            if not isinstance(error, TransientRedisError):
+                _log.error("taking failed", exc_info=error)
+            self._take_pause_s = time.monotonic() + 0.5
+            return
+        if result is None:
+            self._tried_wakes = tried
+            return
+        taken, ticket = result
+        now_s = time.monotonic()
+        decision = self.ledger.grant(question.lease_id, taken.vram_bytes, label=_label(ticket), now_s=now_s)
+        if not decision.granted:
+            _log.info("%s goes back: %s", _label(ticket), decision.reason)
+            self._tried_wakes = tried
+            self._in_queue(lambda: self.port.put_back(taken.job_id, question.lease_id), "put a job back")
+            return
+        attempt = Attempt(
+            job_id=taken.job_id,
+            lease_id=question.lease_id,
+            ticket=ticket,
+            taken_at_s=now_s,
+            wait_s=round(taken.wait_s, 4),
+            lease_bytes=decision.lease_bytes,
+            lease_at_end_bytes=decision.lease_bytes,
+            exclusive=taken.vram_bytes is None,
+            used_before_bytes=self.reading.used_bytes if self.reading is not None else None,
+        )
+        self.attempts[attempt.lease_id] = attempt
+        self.storage_lane.submit(
+            lambda: self.desk.open(ticket), lambda opened, failure: self._on_opened(attempt, opened, failure)
+        )
+
+    def _on_opened(self, attempt: Attempt, opened: Opened | NotOpened | None, error: BaseException | None) -> None:
+        if error is not None:
+            _log.error("%s could not be opened", attempt.label, exc_info=error)
+            opened = NotOpened(f"opening failed: {error}", refuse=False)
+        if isinstance(opened, NotOpened):
+            if opened.refuse:
+                self.refused[attempt.ticket.submission_id] = opened.reason
+                _log.warning("%s is not for this worker: %s", attempt.label, opened.reason)
+                self._in_queue(lambda: self.port.put_back(attempt.job_id, attempt.lease_id, refused=True), "put back")
+            else:
+                _log.info("%s is not run: %s", attempt.label, opened.reason)
+                self._in_queue(lambda: self.port.discard(attempt.job_id, attempt.lease_id), "discard a job")
+            self.ledger.cancel(attempt.lease_id, time.monotonic())
+            del self.attempts[attempt.lease_id]
+            self.wake()
+            return
+        assert opened is not None
+        self.queue_lane.submit(
+            lambda: self.port.begin(attempt.job_id), lambda result, failure: self._on_begun(attempt, result, failure)
+        )
+        self.runner.start(attempt, opened)
+
+    def _on_begun(self, attempt: Attempt, execution_id: str | None, error: BaseException | None) -> None:
+        if error is not None:
+            _log.warning("RQ's books could not be opened for %s: %s", attempt.label, error)
+            if isinstance(error, TransientRedisError) and attempt.stage is not Stage.CLOSED:
+                again = lambda: self.queue_lane.submit(  # noqa: E731
+                    lambda: self.port.begin(attempt.job_id), lambda r, e: self._on_begun(attempt, r, e)
+                )
+                self.timers.at(time.monotonic() + 1.0, again)
+            return
+        if execution_id is None:
+            self.runner.drop(attempt, "another worker holds its job")
+            return
+        attempt.execution_id = execution_id
+        if attempt.stage in (Stage.TOLD, Stage.CLOSED):
+            self.chronicle.finish_in_queue(attempt)
+
+    def _in_queue(self, work: Callable[[], Any], what: str) -> None:
+        def done(_result: object, error: BaseException | None) -> None:
+            if error is not None:
+                _log.warning("could not %s: %s", what, error)
+
+        self.queue_lane.submit(work, done)
+
+    # ---- what comes back -----------------------------------------------------------------------------
+
+    def on_heard(self, heard: Heard) -> None:
+        """A beat was made."""
+        if heard.largest_budget_bytes is not None:
+            self.largest_budget_bytes = max(heard.largest_budget_bytes, self.ledger.budget_bytes)
+        for attempt in list(self.attempts.values()):
+            if attempt.job_id in heard.lost:
+                self.runner.drop(attempt, "another worker holds its job: this one was silent for too long")
+        self.ledger.pause("suspended with `rq suspend`" if heard.suspended else None)
+        if heard.was_away:
+            self.audit()
+        self.wake() if heard.was_away else None
+
+    def audit(self) -> None:
+        """Compare running trials with the storage: cancelled, or ended from outside?"""
+        tickets = [item.ticket for item in self.attempts.values() if item.stage is Stage.RUNNING]
+        if tickets:
+            self.storage_lane.submit(lambda: self.desk.audit(tickets), self._on_audit)
+
+    def _on_audit(self, found: Mapping[str, str] | None, error: BaseException | None) -> None:
+        if error is not None or not found:
+            return
+        for attempt in list(self.attempts.values()):
+            reason = found.get(f"{attempt.ticket.submission_id}/{attempt.ticket.number}")
+            if reason is None:
+                continue
+            if reason.startswith("lost: "):
+                self.runner.drop(attempt, reason.removeprefix("lost: "))
+            else:
+                self.runner.end(attempt, EndKind.CANCELLED, reason)
+
+    def _limits(self) -> dict[int, int | None]:
+        return self._keepers
+
+    def _on_reading(self, reading: DeviceReading, measured: Mapping[int, int | None]) -> None:
+        self.reading = reading
+        now_s = time.monotonic()
+        by_lease = {
+            attempt.lease_id: measured[attempt.child.keeper_pid]
+            for attempt in self.attempts.values()
+            if attempt.child is not None and attempt.child.keeper_pid in measured
+        }
+        before = self.ledger.offer(now_s)
+        self.ledger.observe(reading, by_lease, now_s)
+        self.runner.on_reading(reading, by_lease, now_s)
+        after = self.ledger.offer(now_s)
+        if after.free_bytes > before.free_bytes or after.idle != before.idle:
+            self.wake()
+
+    def _on_blind(self, blind: Blind) -> None:
+        _log.error("the device cannot be read: %s", blind.reason)
+        self.ledger.blind(blind.reason, time.monotonic())
+        if blind.lost:
+            for attempt in list(self.attempts.values()):
+                self.runner.end(attempt, EndKind.DEVICE_LOST, blind.reason)
+            self.exit_code = 3
+            self.request_stop()
+
+    # ---- watching ------------------------------------------------------------------------------------
+
+    def _watch_child(self, child: Child) -> None:
+        self.runner.children.add(child)
+        child.register(self._selector, self.runner.on_event)
+
+    def keepers_changed(self) -> None:
+        """Tell the sampler which trees to measure, and how exactly."""
+        self._keepers = {
+            attempt.child.keeper_pid: attempt.lease_at_end_bytes
+            for attempt in self.attempts.values()
+            if attempt.child is not None and attempt.stage in (Stage.RUNNING,)
+        }
+
+    def _publish(self) -> None:
+        held = self.chronicle.held()
+        if held is not None:
+            self._tell_beat(held)
+
+    @property
+    def draining(self) -> bool:
+        return self._stop_requests > 0
+
+
+def _label(ticket: Ticket) -> str:
+    return f"{ticket.study_name}/{ticket.number}"
+
+
+def log_folder(settings: Settings) -> str:
+    """Return where the output of trials is kept on this host."""
+    return os.path.join(settings.state_dir, "logs", "trials")  # noqa: PTH118 - kept as text for messages
