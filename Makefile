@@ -5,7 +5,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PINS := requirements/constraints.txt
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(PINS)
+INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint $(PINS)
 
 # The first interpreter that is new enough and can make virtual environments. Another one: make PYTHON=... demo
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.14; do \
@@ -59,7 +59,7 @@ types: $(VENV)/.dev-installed
 
 .PHONY: imports
 imports: $(VENV)/.dev-installed
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 .PHONY: format
 format: $(VENV)/.dev-installed  ## write the source the way `make check` wants it
@@ -79,21 +79,23 @@ clean:  ## remove what was built and cached, but not .venv
 
 $(VENV)/.pip-installed:
 	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 with venv found: install one, or name it: make PYTHON=/path/to/python"; exit 2; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	touch $@
+	@test -x $(BIN)/python || { echo "Making $(VENV) with $(PYTHON)."; $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade 'pip>=25.1'
+	@touch $@
 
 $(VENV)/.torch-installed: $(PINS) requirements/torch.sh | $(VENV)/.pip-installed
-	bash requirements/torch.sh $(BIN)/python
-	touch $@
+	@bash requirements/torch.sh $(BIN)/python
+	@touch $@
 
 $(VENV)/.demo-installed: pyproject.toml $(PINS) $(VENV)/.torch-installed
-	$(INSTALL) --editable '.[torch,viz]' scikit-learn
+	@echo "Installing vrampool and what the demo needs into $(VENV); once."
+	@$(INSTALL) --editable '.[torch,viz]' scikit-learn
 	@$(COMPILE)
-	touch $@
+	@touch $@
 
 $(VENV)/.dev-installed: pyproject.toml $(PINS) $(VENV)/.torch-installed
-	$(INSTALL) --editable '.[torch,viz,postgres]' --group test --group check
+	@echo "Installing vrampool and what tests and checks need into $(VENV); once."
+	@$(INSTALL) --editable '.[torch,viz,postgres]' --group test --group check
 	@$(COMPILE)
-	touch $@
+	@touch $@

@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from vrampool import training
 
-EPOCHS = 6
+EPOCHS = 4
 logging.set_verbosity_error()
 logging.disable_progress_bar()
 
@@ -45,9 +45,11 @@ class Pruning(TrainerCallback):
 
     def __init__(self, trial: optuna.Trial) -> None:
         self.trial = trial
+        self.accuracy = 0.0
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **_: Any) -> None:
-        self.trial.report(metrics["eval_accuracy"], state.global_step)
+        self.accuracy = metrics["eval_accuracy"]
+        self.trial.report(self.accuracy, state.global_step)
         if self.trial.should_prune():
             raise optuna.TrialPruned
 
@@ -75,6 +77,7 @@ def objective(trial: optuna.Trial) -> float:
             num_labels=10,
         )
     )
+    pruning = Pruning(trial)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             model,
@@ -96,10 +99,10 @@ def objective(trial: optuna.Trial) -> float:
             train_dataset=Images(validation=False),
             eval_dataset=Images(validation=True),
             compute_metrics=accuracy,
-            callbacks=[Pruning(trial)],
+            callbacks=[pruning],
         )
         trainer.train()
-        return next(float(entry["eval_accuracy"]) for entry in reversed(trainer.state.log_history) if "eval_accuracy" in entry)
+        return pruning.accuracy
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ constraints=$(dirname "$0")/constraints.txt
 pin=$(grep '^torch==' "$constraints")
 
 install() {
-    "$python" -m pip install --quiet --disable-pip-version-check --constraint "$constraints" "$@"
+    "$python" -m pip install -qq --disable-pip-version-check --constraint "$constraints" "$@"
 }
 
 has_nvidia_driver() {

@@ -251,6 +251,7 @@ class AttemptFacts(_Message):
     num_alloc_retries: int = 0
     device_used_before_bytes: int | None = None
     verdict: str | None = None  #: a `Verdict`
+    asked_bytes: int | None = None  #: out of memory: the allocation that failed
     type_name: str = ""
     mro: tuple[str, ...] = ()
     text: str = ""  #: what went wrong, in one or two sentences

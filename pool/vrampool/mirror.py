@@ -10,7 +10,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from vrampool.handle import Handle, _in_optimize_loop
-from vrampool.storage import same_database
+from vrampool.storage import url_of
 
 if TYPE_CHECKING:
     from vrampool.pool import Pool
@@ -86,7 +86,7 @@ class MirrorLink(Link):
 
 def link(pool: Pool, study: optuna.Study) -> Link:
     """Return how `study` is followed: in place when it lives in the pool's database, else mirrored."""
-    if same_database(study._storage, pool.storage):
+    if (url := url_of(study)) is not None and url == url_of(pool.storage):
         return Link(study, study.study_name)
     name = f"{study.study_name}-{uuid.uuid4().hex[:6]}"
     copy = optuna.create_study(study_name=name, storage=pool.storage, directions=study.directions)

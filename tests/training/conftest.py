@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -43,3 +44,11 @@ def _forget_everything() -> Iterator[None]:
     runtime.install(None)
     counting.unwatch_optimizers()
     shapes.unwatch_loaders()
+
+
+@pytest.fixture
+def pool_env() -> Iterator[dict[str, str]]:
+    """Variables of a local pool on the CPU, with its state in a folder whose name is short enough for a socket."""
+    with tempfile.TemporaryDirectory(prefix="vp", ignore_cleanup_errors=True) as folder:
+        # A pool started by `Pool()` outlives its script; this one soon has nothing to do and ends.
+        yield {"XDG_STATE_HOME": folder, "VRAMPOOL_GPU": "cpu", "VRAMPOOL_IDLE_EXIT_S": "5"}

@@ -6,7 +6,6 @@ import builtins
 import itertools
 import os
 import queue
-import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -32,8 +31,8 @@ class Channel:
     is nobody left to report to.
     """
 
-    def __init__(self, frames: socket.socket, gate: StopGate) -> None:
-        self._socket = frames
+    def __init__(self, frames_fd: int, gate: StopGate) -> None:
+        self._fd = frames_fd  # read and written as a file: the socket module is slow to import
         self._gate = gate
         self._reader = FrameReader(_WORKER_LIMIT_BYTES)
         self._early: list[dict[str, Any] | bytes] = []
@@ -46,7 +45,7 @@ class Channel:
     def receive(self) -> dict[str, Any] | bytes | None:
         """Return the next frame, or None at the end of the socket. Only before `start`."""
         while not self._early:
-            data = self._socket.recv(_RECV_BYTES)
+            data = os.read(self._fd, _RECV_BYTES)
             if not data:
                 return None
             self._early += self._reader.feed(data)
@@ -68,9 +67,11 @@ class Channel:
         if len(data) > CHILD_LIMIT_BYTES:
             raise ValueError(f"{len(data)} bytes are over the limit of {CHILD_LIMIT_BYTES} for one message to the pool")
         with self._gate.hold(), self._sending:
-            self._socket.sendall(data)
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
 
-    def call(self, name: str, **arguments: Any) -> Any:
+    def call(self, name: str, /, **arguments: Any) -> Any:
         """Call the trial that the worker holds, and wait for the answer for as long as it takes.
 
         Raises:
@@ -96,7 +97,7 @@ class Channel:
         try:
             for frame in self._early:
                 self._take(frame, on_order)
-            while data := self._socket.recv(_RECV_BYTES):
+            while data := os.read(self._fd, _RECV_BYTES):
                 for frame in self._reader.feed(data):
                     self._take(frame, on_order)
         finally:

@@ -6,7 +6,6 @@ import os
 import resource
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vrampool.messages import ChildFrame, ChildStart, MemorySample
@@ -24,10 +23,11 @@ OOM_SCORE_ADJ = 800
 
 def volunteer_for_oom() -> None:
     """Tell the kernel's OOM killer to take this process, and what it starts, before others."""
-    path = Path("/proc/self/oom_score_adj")
     try:
-        if int(path.read_text()) < OOM_SCORE_ADJ:
-            path.write_text(str(OOM_SCORE_ADJ))
+        with open("/proc/self/oom_score_adj", "r+") as file:
+            if int(file.read()) < OOM_SCORE_ADJ:
+                file.seek(0)
+                file.write(str(OOM_SCORE_ADJ))
     except OSError:  # read-only /proc in some containers
         pass
 

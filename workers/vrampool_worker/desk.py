@@ -15,25 +15,27 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import optuna
-from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 
 from vrampool.errors import MessageError, VrampoolError
-from vrampool.messages import SubmissionSpec, Ticket
+from vrampool.messages import EndKind, SubmissionSpec, Ticket
 from vrampool.objectives.samplers import open_pruner, open_sampler
 from vrampool.settings import Settings
 from vrampool.signing import Signer, open_spec
 from vrampool.storage import (
+    ATTEMPT,
     REQUEST,
     Catalog,
     PlannedTrial,
     SubmissionState,
     WorkerView,
     claim,
+    fail_running,
+    is_fenced,
     is_transient,
     open_storage,
     prune_infeasible,
-    record_attempt,
+    record_facts,
 )
 from vrampool_worker.settlement import Conclusion
 from vrampool_worker.trial_server import TrialServer
@@ -104,9 +106,10 @@ class StudyDesk:
 
     def open(self, ticket: Ticket) -> Opened | NotOpened:
         """Claim a trial and open it."""
-        return self._repeat(lambda: self._open(ticket), f"open {ticket.study_name}/{ticket.number}")
+        at_s = time.time()  # names the claim: a repeated one must know its own first try again
+        return self._repeat(lambda: self._open(ticket, at_s), f"open {ticket.study_name}/{ticket.number}")
 
-    def _open(self, ticket: Ticket) -> Opened | NotOpened:
+    def _open(self, ticket: Ticket, at_s: float) -> Opened | NotOpened:
         self._connect()
         try:
             spec = self._spec(ticket.submission_id)
@@ -120,7 +123,7 @@ class StudyDesk:
         bundle = self._bundle(spec)
         if isinstance(bundle, NotOpened):
             return bundle
-        if not claim(self._storage, ticket.trial_id, self._worker):
+        if not claim(self._storage, ticket.trial_id, self._worker, at_s=at_s):
             return NotOpened("it is not waiting any more")
         study = self._study(spec)
         study._thread_local.cached_all_trials = None  # a long-lived process would sample from what it saw last time
@@ -202,41 +205,40 @@ class StudyDesk:
         if state.is_finished():
             # Told by our own write whose answer got lost, or ended from outside: either way it is not ours to change.
             return f"dropped: it is {state.name} already"
+        facts = {ATTEMPT: conclusion.facts.to_json()}
+        if conclusion.over_gib is not None:
+            won = prune_infeasible(self._storage, ticket.trial_id, conclusion.over_gib, facts)
+            return TrialState.PRUNED.name if won else "dropped: it was ended from outside"
+        failed = conclusion.facts.end not in (EndKind.COMPLETE, EndKind.PRUNED)
+        if failed and (not conclusion.by_objective or not self._storage.get_trial(ticket.trial_id).params):
+            # What the objective did not decide is nothing for the sampler to learn from; and one trial told FAIL
+            # without parameters breaks a BruteForceSampler for good.
+            won = fail_running(self._storage, ticket.trial_id, facts)
+            return TrialState.FAIL.name if won else "dropped: it was ended from outside"
         try:
-            record_attempt(self._storage, ticket.trial_id, conclusion.facts)
-            if conclusion.over_gib is not None:
-                prune_infeasible(self._storage, ticket.trial_id, conclusion.over_gib)
-                return TrialState.PRUNED.name
+            record_facts(self._storage, ticket.trial_id, facts)
             return self._tell_study(ticket, spec, conclusion)
-        except UpdateFinishedTrialError:
-            return "dropped: it was ended from outside"
+        except Exception as error:
+            if is_fenced(error):
+                return "dropped: it was ended from outside"
+            raise
 
     def _tell_study(self, ticket: Ticket, spec: SubmissionSpec, conclusion: Conclusion) -> str:
-        if not conclusion.by_objective:
-            # A raw write: what the objective did not decide is nothing for the sampler to learn from.
-            self._storage.set_trial_state_values(ticket.trial_id, TrialState.FAIL)
-            return TrialState.FAIL.name
         study = self._study(spec)
         study._thread_local.in_optimize_loop = True  # grid samplers call study.stop() from tell
         study._stop_flag = False
         try:
             if conclusion.values is not None:
-                study.tell(ticket.number, conclusion.values)
+                told = study.tell(ticket.number, conclusion.values)
             else:
-                told = TrialState.PRUNED if conclusion.facts.end == "pruned" else TrialState.FAIL
-                if told is TrialState.FAIL and not self._storage.get_trial(ticket.trial_id).params:
-                    # One told FAIL without parameters breaks BruteForceSampler for good.
-                    self._storage.set_trial_state_values(ticket.trial_id, TrialState.FAIL)
-                else:
-                    study.tell(ticket.number, state=told)
-        except ValueError as error:
-            return f"dropped: {error}"
+                pruned = conclusion.facts.end == EndKind.PRUNED
+                told = study.tell(ticket.number, state=TrialState.PRUNED if pruned else TrialState.FAIL)
         finally:
             study._thread_local.in_optimize_loop = False
         if study._stop_flag:
             study._stop_flag = False
             self.request_stop(ticket.submission_id, "the sampler has nothing left to try")
-        return str(self._storage.get_trial(ticket.trial_id).state.name)
+        return str(told.state.name)
 
     def audit(self, tickets: Iterable[Ticket]) -> dict[str, str]:
         """Return why attempts that run here are to be ended: trial ended from outside, submission cancelled.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
 import reprlib
-import socket
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -64,7 +64,7 @@ def from_error(error: BaseException, *, loading: bool = False) -> Outcome:
     if pruned is not None and isinstance(error, pruned):
         return Outcome(kind=OutcomeKind.PRUNED, text=text)
     if loading:
-        text = f"{text} (on host {socket.gethostname()})"
+        text = f"{text} (on host {os.uname().nodename})"
     fault = _memory_fault(error)
     return Outcome(
         kind=OutcomeKind.FAILED if fault is None else OutcomeKind.OOM,

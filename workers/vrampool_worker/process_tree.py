@@ -44,19 +44,18 @@ def set_name(name: str) -> None:
 
 
 def started_at(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; with the pid it names a process for good."""
-    fields = _stat(pid)
-    return None if fields is None else int(fields[19])
+    """Return when a living process started, in clock ticks since boot; with the pid it names a process for good."""
+    fields = stat_of(pid)
+    return None if fields is None or fields[0] in (b"Z", b"X") else int(fields[19])
 
 
-def _stat(pid: int) -> list[bytes] | None:
-    """Return the fields of /proc/PID/stat from the state on; None when there is no such process, or only its corpse."""
+def stat_of(pid: int) -> list[bytes] | None:
+    """Return the fields of /proc/PID/stat from the state on, a corpse's too; None when there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+            return file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return None if fields[0] in (b"Z", b"X") else fields
 
 
 def children_of(pid: int) -> list[int]:
@@ -80,12 +79,8 @@ def _children_by_scan(pid: int) -> list[int]:
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat", "rb") as file:
-                    parent = int(file.read().rpartition(b")")[2].split()[1])
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if parent == pid:
+            fields = stat_of(int(entry))
+            if fields is not None and int(fields[1]) == pid:
                 found.append(int(entry))
     return found
 

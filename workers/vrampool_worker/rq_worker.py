@@ -81,6 +81,7 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
             self.bootstrap(logging_level or "WARNING")
             stack.callback(self.teardown)
             self._install_signal_handlers()
+            loop.listen(stack.enter_context(Events(twin(self.connection), settings.pool).subscribe()))
             self._beat.start()
             stack.callback(self._registry.remove, self.name)
             stack.callback(self._beat.stop)
@@ -165,11 +166,11 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
             self._loop.inbox.post(self._loop.request_stop)
 
     def subscribe(self) -> None:
-        """Listen to RQ's commands and to the pool's events on one connection."""
-        self.pubsub = twin(self.connection).pubsub()
-        events = Events(self.connection, self.queue_names()[0]).channel
-        self.pubsub.subscribe(**{self.pubsub_channel_name: self.handle_payload, events: self._handle_event})
-        self.pubsub_thread = self.pubsub.run_in_thread(
+        """Listen to RQ's commands."""
+        pubsub: Any = twin(self.connection).pubsub()  # type: ignore[no-untyped-call]
+        pubsub.subscribe(**{self.pubsub_channel_name: self.handle_payload})
+        self.pubsub = pubsub
+        self.pubsub_thread = pubsub.run_in_thread(
             sleep_time=2.0, daemon=True, exception_handler=self._pubsub_exception_handler
         )
 
@@ -189,15 +190,6 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
         elif command in ("stop-job", "stop-execution", "kill-horse"):
             everything = command == "kill-horse"
             loop.inbox.post(lambda: loop.stop_jobs(None if everything else str(job_id)))
-
-    def _handle_event(self, message: Any) -> None:
-        """Look at the queue and, when a submission was cancelled, at what runs. Runs in the subscriber's thread."""
-        loop = self._loop
-        if loop is None:
-            return
-        data = message["data"]
-        kind = b"cancelling" in data.lower() if isinstance(data, bytes) else False
-        loop.inbox.post(loop.audit if kind else loop.wake)
 
 
 class Pulse:
@@ -275,7 +267,7 @@ class hold_device:  # noqa: N801 - reads as a statement where it is used
         self._stack = ExitStack()
 
     def __enter__(self) -> Device:
-        devices = find_devices(self._settings)
+        devices = find_devices(self._settings, os.environ)
         for position, device in enumerate(devices):
             try:
                 self._stack.enter_context(device_lock(device.id, self._settings.share))

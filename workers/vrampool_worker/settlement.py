@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal as signals
 from dataclasses import dataclass
 
-from vrampool.memory.verdicts import MemoryFault, VerdictNumbers, judge
+from vrampool.memory.verdicts import MemoryFault, MemoryKind, VerdictNumbers, judge
 from vrampool.messages import AttemptFacts, EndKind, Outcome, OutcomeKind, Verdict
 from vrampool.units import format_bytes
 from vrampool_worker.attempts import Attempt
@@ -136,30 +136,30 @@ def _end(attempt: Attempt, place: Place, peak: int | None) -> _End:
 
 def _oom_end(attempt: Attempt, place: Place, text: str, outcome: Outcome | None, peak: int | None) -> _End:
     memory = outcome.memory if outcome is not None else {}
-    host = memory.get("device") == "host"
-    if host and place.device_kind == "cuda":
-        return _End(EndKind.OOM, f"host memory ran out, not the GPU's: {text}", Verdict.HOST)
-    if place.device_kind == "cpu":
-        verdict = Verdict.CULPRIT  # host memory is the budget here, and each death by it is the trial's own
-    else:
-        fault = MemoryFault(
-            kind="cuda",
-            asked_bytes=memory.get("asked_bytes"),
-            allowed_bytes=memory.get("allowed_bytes"),
-            free_bytes=memory.get("free_bytes"),
-        )
-        numbers = VerdictNumbers(lease_bytes=attempt.lease_bytes, used_bytes=peak, device_free_bytes=place.free_bytes)
-        verdict = judge(fault, numbers)
-    infeasible = verdict in (Verdict.CULPRIT, Verdict.UNKNOWN) and attempt.lease_bytes >= place.largest_budget_bytes
-    asked = memory.get("asked_bytes")
-    words = f"out of memory with a lease of {format_bytes(attempt.lease_bytes)}"
-    if asked:
-        words += f", asked for {format_bytes(asked)} more"
-    if peak:
-        words += f", held {format_bytes(peak)} at its peak"
-    if infeasible:
-        words = f"out of memory at the full card ({format_bytes(place.largest_budget_bytes)}): {words}"
-    return _End(EndKind.OOM, f"{words}; {verdict}: {text}", verdict, infeasible=infeasible)
+    fault = MemoryFault(
+        kind=MemoryKind.HOST if memory.get("device") == "host" else MemoryKind.CUDA,
+        asked_bytes=memory.get("asked_bytes"),
+        allowed_bytes=memory.get("allowed_bytes"),
+        free_bytes=memory.get("free_bytes"),
+        in_use_bytes=memory.get("in_use_bytes"),
+    )
+    numbers = VerdictNumbers(
+        lease_bytes=attempt.lease_bytes,
+        used_bytes=peak,
+        device_free_bytes=place.free_bytes,
+        on_cpu=place.device_kind == "cpu",
+    )
+    judgement = judge(fault, numbers)
+    verdict = judgement.verdict
+    guilty = verdict in (Verdict.CULPRIT, Verdict.UNKNOWN)
+    # An exclusive lease is all that was free of the device, which strangers may make less than its budget.
+    whole = attempt.lease_bytes >= place.largest_budget_bytes or (
+        attempt.ticket.vram_bytes is None and attempt.exclusive and place.budget_bytes >= place.largest_budget_bytes
+    )
+    words = f"out of memory: {judgement.reason}"
+    if guilty and whole:
+        words = f"out of memory at the full card ({format_bytes(place.largest_budget_bytes)}): {judgement.reason}"
+    return _End(EndKind.OOM, f"{words}. {text}".strip(), verdict, infeasible=guilty and whole)
 
 
 def _crashed(attempt: Attempt, place: Place) -> _End:

@@ -37,7 +37,7 @@ class Supervisor:
             KeptProcess(
                 f"worker of {device.id}",
                 [sys.executable, "-m", WORKER_MODULE],
-                env=env | settings.with_changes(gpu=device.id).to_env(),
+                env=env | settings.with_changes(gpu=device.id).to_env() | {"VRAMPOOL_SUPERVISED": "1"},
             )
             for device in devices
         ]
@@ -92,7 +92,7 @@ def main() -> int:
 
 def supervise(settings: Settings) -> int:
     """Find the devices and keep a worker on each; checks everything that can be checked before the first start."""
-    devices = find_devices(settings)
+    devices = find_devices(settings, os.environ)
     return Supervisor(settings, devices).run()
 
 

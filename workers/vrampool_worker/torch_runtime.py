@@ -78,7 +78,7 @@ class TorchRuntime:
             self._set(self._fraction(self._device_bytes()))
             self._applied = True
         except Exception as error:
-            print(f"vrampool: the memory cap could not be set: {error}", file=sys.stderr)  # noqa: T201
+            print(f"vrampool: the memory cap could not be set: {error}", file=sys.stderr)
         self._wake.set()
 
     def _set(self, fraction: float) -> None:
@@ -208,7 +208,7 @@ class TorchRuntime:
             try:
                 self._turn()
             except Exception as error:  # a device that is lost: the objective gets its own error, the worker sees it too
-                print(f"vrampool: memory cannot be read: {error}", file=sys.stderr)  # noqa: T201
+                print(f"vrampool: memory cannot be read: {error}", file=sys.stderr)
                 return
 
     def _turn(self) -> None:

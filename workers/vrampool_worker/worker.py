@@ -7,7 +7,6 @@ driver in the sampler. They post back, and only here anything is decided, by the
 from __future__ import annotations
 
 import logging
-import os
 import selectors
 import socket
 import time
@@ -17,7 +16,7 @@ from typing import Any
 
 from vrampool.errors import MessageError
 from vrampool.messages import EndKind, Ticket
-from vrampool.queueing import Offer, Taken, TransientRedisError
+from vrampool.queueing import Offer, Subscription, Taken, TransientRedisError
 from vrampool.settings import Settings
 from vrampool_worker.attempts import Attempt, Stage
 from vrampool_worker.beat import Heard, Held
@@ -120,7 +119,7 @@ class WorkerLoop:
         while not self._finished:
             now_s = time.monotonic()
             for key, mask in self._selector.select(self.timers.wait_s(now_s, 1.0)):
-                if key.fd in self._selector.get_map():  # an event before this one may have closed it
+                if self._selector.get_map().get(key.fd) is key:  # an event before this one may have closed it
                     key.data(mask)
             now_s = time.monotonic()
             self.timers.run(now_s)
@@ -153,6 +152,12 @@ class WorkerLoop:
             return
         self._connected = True
 
+    def stop_jobs(self, job_id: str | None) -> None:
+        """End the trial of one job, or all; RQ's commands ask for it."""
+        for attempt in list(self.attempts.values()):
+            if job_id is None or attempt.job_id == job_id:
+                self.runner.end(attempt, EndKind.CANCELLED, "stopped with a command of RQ")
+
     def request_stop(self) -> None:
         """Drain: take nothing more, let trials finish for the grace period. A second call hurries."""
         self._stop_requests += 1
@@ -174,6 +179,18 @@ class WorkerLoop:
         if self._stop_requests and idle:
             self.spares.close()
             self._finished = not self.runner.children and self.chronicle.idle
+
+    def listen(self, events: Subscription) -> None:
+        """Look at the queue when something changed, and at what runs when a submission was cancelled."""
+
+        def heard(_mask: int) -> None:
+            found = events.read()
+            if any(event.get("state") == "cancelling" for event in found):
+                self.audit()
+            if found:
+                self.wake()
+
+        self._selector.register(events.fileno(), selectors.EVENT_READ, heard)
 
     # ---- taking --------------------------------------------------------------------------------------
 
@@ -257,7 +274,7 @@ class WorkerLoop:
             else:
                 _log.info("%s is not run: %s", attempt.label, opened.reason)
                 self._in_queue(lambda: self.port.discard(attempt.job_id, attempt.lease_id), "discard a job")
-            self.ledger.cancel(attempt.lease_id, time.monotonic())
+            self.ledger.cancel(attempt.lease_id)
             del self.attempts[attempt.lease_id]
             self.wake()
             return
@@ -302,7 +319,7 @@ class WorkerLoop:
         self.ledger.pause("suspended with `rq suspend`" if heard.suspended else None)
         if heard.was_away:
             self.audit()
-        self.wake() if heard.was_away else None
+            self.wake()
 
     def audit(self) -> None:
         """Compare running trials with the storage: cancelled, or ended from outside?"""
@@ -353,7 +370,7 @@ class WorkerLoop:
 
     def _watch_child(self, child: Child) -> None:
         self.runner.children.add(child)
-        child.register(self._selector, self.runner.on_event)
+        child.register(self._selector, self.runner.on_event, self.timers.at)
 
     def keepers_changed(self) -> None:
         """Tell the sampler which trees to measure, and how exactly."""
@@ -375,8 +392,3 @@ class WorkerLoop:
 
 def _label(ticket: Ticket) -> str:
     return f"{ticket.study_name}/{ticket.number}"
-
-
-def log_folder(settings: Settings) -> str:
-    """Return where the output of trials is kept on this host."""
-    return os.path.join(settings.state_dir, "logs", "trials")  # noqa: PTH118 - kept as text for messages

@@ -70,7 +70,7 @@ def progress_view(handle: Handle, progress: Progress, devices: Iterable[WorkerRe
 def device_view(device: WorkerRecord) -> RenderableType:
     """Draw one device and the memory of each trial on it: what it has, of what it was granted."""
     table = Table.grid(padding=(0, 1))
-    used = sum(item.get("measured_bytes") or 0 for item in device.running)
+    used = sum(item.measured_bytes or 0 for item in device.running)
     state = "" if device.state == "ready" else f", {device.state}: {device.reason}"
     table.add_row(
         Text("  " + device.device_name, style="cyan"),
@@ -78,10 +78,9 @@ def device_view(device: WorkerRecord) -> RenderableType:
         Text(f"{format_bytes(used)} of {format_bytes(device.budget_bytes)} budget{state}"),
     )
     for item in device.running:
-        lease = item.get("lease_bytes") or 0
-        measured = item.get("measured_bytes")
+        lease, measured = item.lease_bytes, item.measured_bytes
         table.add_row(
-            Text(f"    trial {item['number']}"),
+            Text(f"    trial {item.number}"),
             ProgressBar(total=max(lease, 1), completed=measured or 0, width=20),
             Text(f"{format_bytes(measured)} of {format_bytes(lease)} leased"),
         )

@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from vrampool import retries
 from vrampool.coordinator.space import KnownSpace
-from vrampool.memory.requests import PastPeak, next_request
+from vrampool.memory.requests import PastPeak, Request, next_request
 from vrampool.messages import AttemptFacts, EndKind, SubmissionSpec, Ticket
 from vrampool.objectives.samplers import open_pruner, open_sampler
 from vrampool.queueing import JobQueue
@@ -290,7 +290,7 @@ class Tender:
         digest = hashlib.sha256(json.dumps(point, sort_keys=True).encode()).hexdigest()
         return self._catalog.reserve_point(self.spec.study_name, digest, self.id)
 
-    def _size(self, params: dict[str, Any]) -> Any:
+    def _size(self, params: dict[str, Any]) -> Request:
         return next_request(self.spec.vram, self._peaks, params=params)
 
     def _ticket(self, number: int, trial_id: int, request_bytes: int | None) -> Ticket:
@@ -302,6 +302,16 @@ class Tender:
             trial_id=trial_id,
             vram_bytes=request_bytes,
         )
+
+    @property
+    def requires(self) -> str:
+        """Capabilities a worker must have; objectives are checked by the workers themselves."""
+        return ""
+
+    def avoid(self, number: int) -> str:
+        """Return the device that a retry shall not go to at once, for it was a victim there; or nothing."""
+        request = self._trials[number].user_attrs.get(REQUEST) if number < len(self._trials) else None
+        return str((request or {}).get("avoid") or "")
 
     def ticket_of(self, trial: FrozenTrial) -> Ticket:
         """Return the ticket of a trial that waits already, to enqueue it again.

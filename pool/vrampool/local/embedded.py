@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from urllib.parse import quote
 
 from vrampool.errors import AlreadyRunningError, SettingsError, UnreachableError, VrampoolError
 
@@ -66,7 +67,7 @@ class EmbeddedValkey:
     @property
     def url(self) -> str:
         """URL for `vrampool.queueing.connect`. The same in every process of this user, running or not."""
-        return f"unix://{self.socket}"
+        return f"unix://{quote(str(self.socket))}"
 
     @property
     def pid(self) -> int | None:

@@ -14,17 +14,20 @@ AUTO = "auto"
 FEW_PEAKS = 5
 _FEW_FACTOR = 1.5
 _FACTOR = 1.25
-#: A peak that a trial only passed through on its way says this much about where it was going.
+#: A peak at which a trial ended early says this much about where it was going.
 _CENSORED_FACTOR = 1.5
 #: Allocators round up, and libraries load more kernels later: never plan closer than this.
 _LEAST_MARGIN_BYTES = 256 * MIB
 
 
-class Peak(NamedTuple):
-    """What one earlier or running trial of the study needed."""
+class PastPeak(NamedTuple):
+    """What one earlier or running trial of the study needed, as its device saw it."""
 
     peak_bytes: int
-    censored: bool = False  #: it still runs, ran out of memory, was killed, or retried allocations: a lower bound only
+    #: It ended early (failed, killed, out of memory) or retried allocations: a lower bound only. A running trial
+    #: that has reported has been through a whole round, so its peak counts as seen.
+    censored: bool = False
+    params: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def check_fits(request_bytes: int | None, largest_bytes: int | None) -> None:
 
 def next_request(
     spec_vram: Any,
-    past: Sequence[Peak | tuple[int, bool]],
+    past: Sequence[PastPeak | tuple[int, bool]],
     overhead_bytes: int | None = None,
     *,
     params: Mapping[str, Any] | None = None,
@@ -78,7 +81,7 @@ def next_request(
 
     Args:
         spec_vram: What the submission declares: "auto", bytes, or text such as "6GiB".
-        past: Peaks of the study so far, those of running trials among them (censored), as devices saw them.
+        past: Peaks of the study so far.
         overhead_bytes: What a process holds beyond what its parameters decide; the margin is not taken of it.
         params: The planned parameters. Every trial of a study is taken for alike so far; they are given so that
             requests can be learned from them without any caller changing.
@@ -90,22 +93,26 @@ def next_request(
     declared_bytes = parse_vram(spec_vram)
     if declared_bytes is not None:
         return Request(declared_bytes, f"{format_bytes(declared_bytes)} declared by the submission")
-    peaks = [Peak(*item) for item in past]
-    if not peaks:
-        return Request(None, "nothing is known of this study yet, so its first trial runs alone on a device")
-    whole = [peak.peak_bytes for peak in peaks if not peak.censored]
-    base_bytes = max(whole, default=0)
+    peaks = [PastPeak(*item) for item in past]
+    seen = [peak.peak_bytes for peak in peaks if not peak.censored]
+    if not seen:
+        # A trial that failed at its first line held next to nothing; that says nothing of the next one.
+        known = "only of trials that ended early" if peaks else "nothing"
+        return Request(None, f"{known} is known of this study's memory yet, so this trial starts alone on a device")
+    largest_bytes = max(seen)
     beyond_bytes = max((peak.peak_bytes for peak in peaks if peak.censored), default=0)
-    if beyond_bytes > base_bytes:
+    if beyond_bytes > largest_bytes:
         target_bytes = _above(beyond_bytes, overhead_bytes, _CENSORED_FACTOR)
-        reason = (
-            f"a trial that reached {format_bytes(beyond_bytes)} without being seen to its end, and half as much again"
-        )
-        return Request(target_bytes, reason)
-    factor = _FEW_FACTOR if len(whole) < FEW_PEAKS else _FACTOR
-    counted = "1 trial" if len(whole) == 1 else f"{len(whole)} trials"
-    reason = f"largest peak of {counted}, {format_bytes(base_bytes)}, and {round((factor - 1) * 100)} %"
-    return Request(_above(base_bytes, overhead_bytes, factor), reason)
+        reached = f"{format_bytes(beyond_bytes)} reached by a trial that ended early"
+        return Request(target_bytes, f"{reached}, and {_percent(_CENSORED_FACTOR)} more")
+    factor = _FEW_FACTOR if len(seen) < FEW_PEAKS else _FACTOR
+    counted = "1 trial" if len(seen) == 1 else f"{len(seen)} trials"
+    reason = f"the largest peak of {counted}, {format_bytes(largest_bytes)}, and {_percent(factor)} more"
+    return Request(_above(largest_bytes, overhead_bytes, factor), reason)
+
+
+def _percent(factor: float) -> str:
+    return f"{round((factor - 1) * 100)} %"
 
 
 def lease_after_first_report(peak_bytes: int) -> int:

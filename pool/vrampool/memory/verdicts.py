@@ -7,9 +7,10 @@ An error is known by its class, the module of its class, its bases and its text 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, Self
 
 from vrampool.messages import Verdict
 from vrampool.units import GIB, MIB, format_bytes
@@ -32,6 +33,19 @@ class MemoryFault:
     free_bytes: int | None = None  #: on the device, at that moment
     in_use_bytes: int | None = None  #: by the process, its context included
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as the child tells it: `Outcome.memory`."""
+        return {"device": str(self.kind), **{name: getattr(self, name) for name in _FIGURES}}
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
+        """Read it back; an unknown device counts as CUDA, and what is no figure as unknown."""
+        kind = MemoryKind.HOST if raw.get("device") == MemoryKind.HOST else MemoryKind.CUDA
+        figures = {name: raw.get(name) for name in _FIGURES}
+        return cls(kind, **{name: value for name, value in figures.items() if isinstance(value, int)})
+
+
+_FIGURES = ("asked_bytes", "allowed_bytes", "free_bytes", "in_use_bytes")
 
 #: Texts of every library that runs out of device memory, in whatever class it wraps them.
 _CUDA_TEXT = re.compile(
@@ -168,6 +182,17 @@ _TIGHT_BYTES = 512 * MIB
 
 
 @dataclass(frozen=True)
+class VerdictNumbers:
+    """What the parent knows of a trial that ran out of memory. Figures in the error itself go before it."""
+
+    lease_bytes: int  #: when it failed
+    used_bytes: int | None = None  #: by the trial at its last sample, overhead included
+    device_free_bytes: int | None = None  #: by the last reading
+    on_cpu: bool = False  #: host memory is the device's budget
+    lease_before_shrink_bytes: int | None = None  #: set when we made its lease smaller while it ran
+
+
+@dataclass(frozen=True)
 class Judgement:
     """Whose fault it was, and why, for people."""
 
@@ -175,47 +200,30 @@ class Judgement:
     reason: str
 
 
-def judge(
-    fault: MemoryFault,
-    *,
-    on_cpu: bool,
-    lease_bytes: int,
-    own_bytes: int | None = None,
-    free_bytes: int | None = None,
-    lease_before_shrink_bytes: int | None = None,
-) -> Judgement:
+def judge(fault: MemoryFault, numbers: VerdictNumbers) -> Judgement:
     """Judge an out-of-memory error of a trial.
 
     A trial is a victim only if its lease would have covered what it asked for: one that asked beyond its lease would
     have been refused by its own cap on an empty card too.
-
-    Args:
-        fault: The error, as `classify` read it.
-        on_cpu: The device is the CPU: host memory is its budget.
-        lease_bytes: The trial's lease when it failed.
-        own_bytes: What it had in use by its last sample, overhead included; the error's own figure goes before it.
-        free_bytes: What the device had free by the last reading; the error's own figure goes before it.
-        lease_before_shrink_bytes: Its lease before ours was made smaller while it ran; None: it was not.
     """
+    lease_bytes = numbers.lease_bytes
     ran_with = f"it ran with a lease of {format_bytes(lease_bytes)}"
-    if on_cpu:
+    if numbers.on_cpu:
         return Judgement(Verdict.CULPRIT, f"host memory, the budget of this device, ran out: {ran_with}")
     if fault.kind == MemoryKind.HOST:
         return Judgement(Verdict.HOST, f"host memory ran out, not VRAM: the request stays; {ran_with}")
-    own = fault.in_use_bytes if fault.in_use_bytes is not None else own_bytes
-    judgement = _judge_cuda(fault, own, free_bytes, lease_bytes, ran_with)
-    if lease_before_shrink_bytes is None or judgement.verdict == Verdict.VICTIM:
+    used = fault.in_use_bytes if fault.in_use_bytes is not None else numbers.used_bytes
+    judgement = _judge_cuda(fault, used, numbers, ran_with)
+    before_bytes = numbers.lease_before_shrink_bytes
+    if before_bytes is None or judgement.verdict == Verdict.VICTIM:
         return judgement
-    wanted = None if own is None or fault.asked_bytes is None else own + fault.asked_bytes
-    if wanted is not None and wanted > lease_before_shrink_bytes:
+    if used is not None and fault.asked_bytes is not None and used + fault.asked_bytes > before_bytes:
         return judgement
-    before = format_bytes(lease_before_shrink_bytes)
+    before = format_bytes(before_bytes)
     return Judgement(Verdict.SHRINK, f"its lease had been made smaller while it ran, from {before}: {ran_with}")
 
 
-def _judge_cuda(
-    fault: MemoryFault, own: int | None, sampled_free_bytes: int | None, lease_bytes: int, ran_with: str
-) -> Judgement:
+def _judge_cuda(fault: MemoryFault, used: int | None, numbers: VerdictNumbers, ran_with: str) -> Judgement:
     asked, free = fault.asked_bytes, fault.free_bytes
     if asked is not None and free is not None and free >= asked + _PIECE_BYTES and fault.allowed_bytes is not None:
         cap = format_bytes(fault.allowed_bytes)
@@ -223,16 +231,16 @@ def _judge_cuda(
             Verdict.CULPRIT,
             f"it asked for {format_bytes(asked)} beyond its cap of {cap}, with {format_bytes(free)} free; {ran_with}",
         )
-    if own is None:
+    if used is None:
         return Judgement(Verdict.UNKNOWN, f"what it had in use is not known; {ran_with}")
-    if own >= lease_bytes or own + (asked or 0) > lease_bytes:
-        wanted = f"{format_bytes(own)} in use" + (f" and {format_bytes(asked)} asked for" if asked else "")
+    if used >= numbers.lease_bytes or used + (asked or 0) > numbers.lease_bytes:
+        wanted = f"{format_bytes(used)} in use" + (f" and {format_bytes(asked)} asked for" if asked else "")
         return Judgement(Verdict.CULPRIT, f"it needed more than its lease: {wanted}; {ran_with}")
-    free = sampled_free_bytes if free is None else free
+    free = numbers.device_free_bytes if free is None else free
     if free is not None and free < (_TIGHT_BYTES if asked is None else asked + _PIECE_BYTES):
         return Judgement(
             Verdict.VICTIM,
-            f"the device was full ({format_bytes(free)} free) while it kept to its lease, with {format_bytes(own)} "
+            f"the device was full ({format_bytes(free)} free) while it kept to its lease, with {format_bytes(used)} "
             f"in use; {ran_with}",
         )
     return Judgement(Verdict.UNKNOWN, f"the figures do not tell whose fault it was; {ran_with}")

@@ -1,15 +1,14 @@
 """The process that runs the trial: from a reference to the function. Imports little, for it is part of the start."""
+# ruff: noqa: PTH  pathlib is one of the things that are not imported
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import os
 import sys
 import types
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from vrampool.errors import ObjectiveError
@@ -19,7 +18,7 @@ from vrampool.messages import ObjectiveRef
 BUNDLE_VARIABLE = "VRAMPOOL_BUNDLE"
 
 
-def load(reference: ObjectiveRef, bundle: bytes | None, *, bundle_file: Path | None = None) -> Callable[[Any], Any]:
+def load(reference: ObjectiveRef, bundle: bytes | None, *, bundle_file: str | None = None) -> Callable[[Any], Any]:
     """Return the objective. User code is imported here.
 
     Args:
@@ -54,7 +53,7 @@ def import_target(reference: ObjectiveRef) -> Any:
     place, _, name = reference.target.rpartition(":")
     sys.path[:0] = [entry for entry in reference.sys_path if entry not in sys.path]
     importlib.invalidate_caches()
-    found: Any = _import_file(Path(place)) if place.endswith(".py") or "/" in place else importlib.import_module(place)
+    found: Any = _import_file(place) if place.endswith(".py") or "/" in place else importlib.import_module(place)
     for part in name.split("."):
         try:
             found = getattr(found, part)
@@ -63,16 +62,16 @@ def import_target(reference: ObjectiveRef) -> Any:
     return found
 
 
-def _import_file(path: Path) -> types.ModuleType:
+def _import_file(path: str) -> types.ModuleType:
     """Import a file under its own stem, so that its classes can be pickled and its siblings find it."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ObjectiveError(f"there is no file {path} on this machine; copy it there, or submit the function itself")
-    folder = str(path.parent)
+    folder, file_name = os.path.split(path)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    name = path.stem
+    name = file_name.removesuffix(".py")
     present = sys.modules.get(name)
-    if present is not None and getattr(present, "__file__", None) == str(path):
+    if present is not None and getattr(present, "__file__", None) == path:
         return present
     if present is not None or "." in name or name in sys.stdlib_module_names:
         name = f"vrampool_objective_{name.replace('.', '_')}"  # `random.py` must not become the world's `random`
@@ -95,11 +94,19 @@ def _check_source(reference: ObjectiveRef, found: Any) -> None:
     path = place if place.endswith(".py") else getattr(sys.modules.get(place), "__file__", None)
     if reference.source_sha256 is None or path is None:
         return
-    if hashlib.sha256(Path(path).read_bytes()).hexdigest() != reference.source_sha256:
+    with open(path, "rb") as file:
+        digest = _sha256(file.read())
+    if digest != reference.source_sha256:
         raise ObjectiveError(f"{path} is not the file that was submitted: it was changed since; submit again")
 
 
-def _open_bundle(reference: ObjectiveRef, bundle: bytes | None, bundle_file: Path | None) -> Any:
+def _sha256(data: bytes) -> str:
+    import hashlib
+
+    return hashlib.sha256(data).hexdigest()
+
+
+def _open_bundle(reference: ObjectiveRef, bundle: bytes | None, bundle_file: str | None) -> Any:
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     if reference.python != here:
         # Before anything is opened: foreign byte code does not raise, it crashes the interpreter.
@@ -107,7 +114,7 @@ def _open_bundle(reference: ObjectiveRef, bundle: bytes | None, bundle_file: Pat
             f"objective {reference.target!r} was bundled by Python {reference.python} and this worker runs {here}: "
             "use the same version, or submit it by import path"
         )
-    if bundle is None or hashlib.sha256(bundle).hexdigest() != reference.bundle_sha256:
+    if bundle is None or _sha256(bundle) != reference.bundle_sha256:
         raise ObjectiveError(f"the bundle of objective {reference.target!r} did not arrive whole; submit again")
     sys.path[:0] = [entry for entry in reference.sys_path if entry not in sys.path]
     import pickle
@@ -118,14 +125,15 @@ def _open_bundle(reference: ObjectiveRef, bundle: bytes | None, bundle_file: Pat
     return found
 
 
-def _become_main(objective: Any, bundle: bytes, bundle_file: Path) -> None:
+def _become_main(objective: Any, bundle: bytes, bundle_file: str) -> None:
     """Make what the bundle brought findable under `__main__`, here and in processes started with "spawn".
 
     Functions and classes of a notebook say they are `__main__`'s. Pickle takes such a name at its word, so
     `Pool.map(helper, ...)` or a DataLoader's worker looks there.
     """
-    bundle_file.write_bytes(bundle)
-    os.environ[BUNDLE_VARIABLE] = str(bundle_file)
+    with open(bundle_file, "wb") as file:
+        file.write(bundle)
+    os.environ[BUNDLE_VARIABLE] = bundle_file
     main = types.ModuleType("__main__")
     # multiprocessing starts its children by importing the module that `__main__` says it is.
     main.__spec__ = importlib.util.find_spec("vrampool.objectives.bundle_main")

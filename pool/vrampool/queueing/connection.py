@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import redis
-from redis.backoff import ExponentialBackoff
+from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
@@ -32,7 +32,7 @@ OLDEST_VERSION = (6, 2)
 #: Seconds of one try. Below the 5 s after which redis-py gives up by default, so that this is the time that counts.
 SOCKET_TIMEOUT_S = 4.0
 HEALTH_CHECK_S = 25
-#: Each repeats a command whose reply was lost: every script here may run twice without harm.
+#: They hide a restart of Redis. Each repeats a command whose reply was lost: every script here may run twice.
 RETRIES = 3
 
 
@@ -71,6 +71,7 @@ def connect(url: str, *, role: str) -> redis.Redis:
             f"Redis at {shown} has maxmemory-policy {policy}: it would drop waiting trials without a word; "
             "set it with `redis-cli CONFIG SET maxmemory-policy noeviction`"
         )
+    client.set_retry(Retry(ExponentialBackoff(cap=1.0, base=0.05), RETRIES))
     return client
 
 
@@ -79,7 +80,7 @@ def _client(url: str, shown: str, role: str) -> redis.Redis:
         "socket_timeout": SOCKET_TIMEOUT_S,
         "socket_connect_timeout": SOCKET_TIMEOUT_S,
         "health_check_interval": HEALTH_CHECK_S,
-        "retry": Retry(ExponentialBackoff(cap=1.0, base=0.05), RETRIES),
+        "retry": Retry(NoBackoff(), 0),  # whoever just starts wants to hear at once that there is nothing
         "client_name": "vrampool-" + re.sub(r"[^A-Za-z0-9_.-]", "-", role),
     }
     if not url.startswith("unix:"):

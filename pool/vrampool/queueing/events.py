@@ -6,6 +6,7 @@ looks by itself from time to time. A command ("drain", "pause") is signed with t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -17,7 +18,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import redis
-from redis.exceptions import RedisError
 
 from vrampool.errors import MessageError
 from vrampool.queueing.connection import talks_to_redis
@@ -109,16 +109,17 @@ class Subscription:
     def read(self) -> list[dict[str, Any]]:
         """Return what arrived, without waiting."""
         with self._lock:
-            try:
-                os.eventfd_read(self._fd)
-            except (BlockingIOError, OSError):  # nothing there, or closed
-                pass
+            if self._fd >= 0:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._fd)
             events = list(self._events)
             self._events.clear()
         return events
 
     def wait(self, timeout_s: float) -> list[dict[str, Any]]:
         """Return what arrived, waiting for the first event at most `timeout_s`."""
+        if self._fd < 0:
+            return []
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
         poll.poll(max(0.0, timeout_s) * 1000)
@@ -154,12 +155,14 @@ class Subscription:
                     if message is not None:
                         self._receive(message)
                     pause_s = 0.1
-                except (RedisError, OSError) as error:  # it subscribes again when Redis is back
-                    _log.debug("events: %s; again in %.1f s", error, pause_s)
+                except Exception as error:  # Redis is away, or the owner closed the connection under us: it goes on
+                    if not self._closing.is_set():
+                        _log.debug("events: %s; again in %.1f s", error, pause_s)
                     self._closing.wait(pause_s)
                     pause_s = min(pause_s * 2, 2.0)
         finally:
-            pubsub.close()
+            with contextlib.suppress(Exception):  # the pool of connections may be closed already
+                pubsub.close()
 
     def _receive(self, message: dict[str, Any]) -> None:
         if message["type"] == "subscribe":

@@ -231,16 +231,12 @@ def _register(pipeline: Pipeline, registry: str, job_id: str) -> None:
 
 
 def _write_result(pipeline: Pipeline, trial: _Trial, execution_id: str, outcome: JobOutcome, text: str) -> None:
-    kinds = {
-        JobOutcome.FINISHED: Result.Type.SUCCESSFUL,
-        JobOutcome.FAILED: Result.Type.FAILED,
-        JobOutcome.STOPPED: Result.Type.STOPPED,
-    }
+    finished = outcome is JobOutcome.FINISHED
     Result.create(
         trial.job,
-        kinds[outcome],
+        Result.Type.SUCCESSFUL if finished else Result.Type.FAILED,  # as RQ does for a stopped job
         KEPT_S,
-        exc_string=None if outcome is JobOutcome.FINISHED else text,
+        exc_string=None if finished else text,
         worker_name=trial.worker,
         pipeline=pipeline,
         execution_id=execution_id,

@@ -12,8 +12,8 @@ if leader then
 end
 -- Rises with the clock, so that it also does after Redis came back empty.
 local time = redis.call('TIME')
-local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-local epoch = math.max((tonumber(redis.call('GET', KEYS[2])) or 0) + 1, now_ms)
+local now_us = tonumber(time[1]) * 1e6 + tonumber(time[2])
+local epoch = math.max((tonumber(redis.call('GET', KEYS[2])) or 0) + 1, now_us)
 local text = string.format('%.0f', epoch)
 redis.call('SET', KEYS[2], text, 'EX', 604800)
 redis.call('SET', KEYS[1], text .. ' ' .. ARGV[1], 'PX', ARGV[2])

@@ -53,7 +53,7 @@ def describe_fault(error: BaseException) -> str:
     orig = getattr(cause, "orig", None)
     lines = str(orig if orig is not None else cause).strip().splitlines()
     text = lines[0] if lines else type(cause).__name__
-    if "too many clients" in text or "remaining connection slots" in text:
+    if "too many c" in text or "remaining connection slots" in text:  # "too many clients", "too many connections"
         return f"{text}; raise max_connections, or run fewer workers"
     if "database is locked" in text:
         return f"{text} by another process"

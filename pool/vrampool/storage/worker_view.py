@@ -184,7 +184,8 @@ class WorkerView(StorageView):
             system_attrs=system_attrs,
             claimed_only=claimed_only,
         )
-        self._moved(trial_id)
+        if after != TrialState.RUNNING:  # a claim: `hold` follows, and other trials are read no sooner for it
+            self._moved(trial_id)
         return done
 
     def _moved(self, trial_id: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -25,17 +26,22 @@ _MASK = "CUDA_VISIBLE_DEVICES"
 T = TypeVar("T")
 
 
-def find_devices(settings: Settings, env: Mapping[str, str]) -> list[Device]:
+def find_devices(settings: Settings, env: Mapping[str, str] | None = None) -> list[Device]:
     """Return the devices that `settings.gpu` asks for, in its order: one worker runs for each.
 
     "all" is every GPU that CUDA_VISIBLE_DEVICES leaves, or the CPU on a machine without NVIDIA driver; "cpu" is the
     CPU. Otherwise names with commas: indices among the visible GPUs, UUIDs, or beginnings of UUIDs. A card in MIG mode
     stands for all of its instances.
 
+    Args:
+        settings: `gpu`, `vram_total`, `max_trials` and `nvml_timeout_s` count.
+        env: Environment to read CUDA_VISIBLE_DEVICES and the user's own variables from; None: the process's.
+
     Raises:
         InputError: a GPU is not there, hidden, or does not tell its size.
         DeviceLostError: the driver fails or hangs.
     """
+    env = os.environ if env is None else env
     wanted = settings.gpu.strip()
     if wanted.lower() == "cpu":
         return [HostDevice(env, slots=settings.max_trials)]

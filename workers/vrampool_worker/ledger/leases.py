@@ -5,6 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+@dataclass(frozen=True)
+class LeaseState:
+    """One lease, as it is shown."""
+
+    lease_id: str
+    label: str
+    lease_bytes: int
+    measured_bytes: int | None
+    granted_at_s: float
+    changed_at_s: float
+    alone: bool
+    ending: bool
+
+
 @dataclass
 class Lease:
     """Bytes granted to one trial, and what is known of their use. Only the ledger changes it."""
@@ -13,13 +27,14 @@ class Lease:
     label: str  #: the trial, for people: "digits 12"
     lease_bytes: int
     granted_at_s: float
+    changed_at_s: float  #: when the lease last became larger or smaller
     alone: bool = False  #: exclusive, and has not shown its peak yet
     started: bool = False  #: user code runs; before that its context may grow at any moment
     measured_bytes: int | None = None
     peak_bytes: int | None = None  #: the largest that was measured
     ended_at_s: float | None = None  #: its processes are gone; its memory is awaited
     used_before_bytes: int | None = None  #: by the whole device, at the last reading before that
-    report_refused: bool = False  #: nothing was known of its memory at its first report
+    lowest_used_bytes: int | None = None  #: of the whole device, since the grant
 
     @property
     def counted_bytes(self) -> int:
@@ -30,6 +45,30 @@ class Lease:
     def own_bytes(self) -> int:
         """Return what it is taken to hold now: the figure, or up to its lease where there is none."""
         return self.lease_bytes if self.measured_bytes is None else self.measured_bytes
+
+    def explained_bytes(self, used_bytes: int) -> int:
+        """Return how much of the device's present use may be its: the figure, or else what was added since its grant.
+
+        A lease alone explains nothing. A row of young trials would else hide a stranger, each in turn.
+        """
+        if self.measured_bytes is not None:
+            return self.measured_bytes
+        if not self.started or self.lowest_used_bytes is None:
+            return 0
+        return min(self.lease_bytes, max(0, used_bytes - self.lowest_used_bytes))
+
+    def shown(self) -> LeaseState:
+        """Return it as it is shown."""
+        return LeaseState(
+            lease_id=self.lease_id,
+            label=self.label,
+            lease_bytes=self.lease_bytes,
+            measured_bytes=self.measured_bytes,
+            granted_at_s=self.granted_at_s,
+            changed_at_s=self.changed_at_s,
+            alone=self.alone,
+            ending=self.ended_at_s is not None,
+        )
 
 
 @dataclass(frozen=True)
@@ -65,24 +104,12 @@ class Release:
 
 
 @dataclass(frozen=True)
-class LeaseState:
-    """One lease, as it is shown."""
-
-    lease_id: str
-    label: str
-    lease_bytes: int
-    measured_bytes: int | None
-    granted_at_s: float
-    alone: bool
-    ending: bool
-
-
-@dataclass(frozen=True)
 class LedgerState:
     """All of a ledger, as it is shown."""
 
     state: str  #: "ready", "draining", "paused", "quarantined" or "blind"
     reason: str
+    since_s: float | None  #: of "blind" and "quarantined"
     total_bytes: int
     budget_bytes: int
     free_bytes: int

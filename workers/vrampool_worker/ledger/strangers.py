@@ -32,19 +32,20 @@ class Strangers:
         self._figures: dict[str, int | None] = {}
         self._quiet_since_s: float | None = None
         self.latest_bytes = 0
+        self.quiet = False  #: at the last reading: what the device and the trials say belongs together
 
     def note(self, used_bytes: int, leases: Collection[Lease], at_s: float) -> None:
         """Learn from a reading, taken at `at_s`; the leases hold the trials' figures of that time."""
-        quiet = self._is_quiet(used_bytes, leases, at_s)
+        self.quiet = self._is_quiet(used_bytes, leases, at_s)
         self._used_bytes = used_bytes
         self._figures = {lease.lease_id: lease.measured_bytes for lease in leases}
-        if leases and not quiet:
+        if leases and not self.quiet:
             return
         known = sum(lease.measured_bytes or 0 for lease in leases)
         most_bytes = max(0, used_bytes - known)
-        least_bytes = max(0, used_bytes - sum(lease.counted_bytes for lease in leases))
+        least_bytes = max(0, used_bytes - sum(lease.explained_bytes(used_bytes) for lease in leases))
         if any(lease.measured_bytes is None for lease in leases):
-            # What such a trial holds is somewhere between nothing and its lease: believe the last estimate if it fits.
+            # Such a trial holds anything from nothing to what was added since its grant: keep the estimate if it fits.
             self._learn(min(max(self.latest_bytes, least_bytes), most_bytes), at_s)
         else:
             self._learn(most_bytes, at_s)
@@ -55,7 +56,9 @@ class Strangers:
 
     def held_bytes(self, now_s: float) -> int:
         """Return the largest estimate of the last `hold_s`, or the last one if it is older."""
-        return max((value for at_s, value in self._estimates if now_s - at_s <= self._hold_s), default=self.latest_bytes)
+        return max(
+            (value for at_s, value in self._estimates if now_s - at_s <= self._hold_s), default=self.latest_bytes
+        )
 
     def _learn(self, estimate_bytes: int, at_s: float) -> None:
         self.latest_bytes = estimate_bytes

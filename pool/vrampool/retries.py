@@ -1,0 +1,219 @@
+"""What follows from how an attempt ended: try again, done for good, or still under way. Pure: no storage is asked.
+
+All is read from the trials themselves, so that any coordinator, and whoever shows progress, comes to the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from optuna.trial import FrozenTrial, TrialState
+
+from vrampool.messages import AttemptFacts, EndKind, SubmissionSpec, Verdict
+from vrampool.storage.marks import attempt_of, cancelled_reason, claimed_by, lost_reason, mark_of, requested_bytes
+from vrampool.units import format_bytes
+
+#: A trial that was too large for its lease is tried again with so much more than the lease,
+_LEASE_FACTOR = 1.5
+#: and with so much more than it is known to have needed.
+_NEED_FACTOR = 1.2
+_INFRA_ENDS = frozenset({EndKind.CRASHED, EndKind.LOST, EndKind.DEVICE_LOST})
+_FREE_VERDICTS = frozenset({Verdict.VICTIM, Verdict.SHRINK})
+
+
+@dataclass(frozen=True)
+class Retry:
+    """The attempt failed and another one is due."""
+
+    request_bytes: int | None  #: None: a whole device
+    reason: str
+    avoid_device: str | None = None  #: id of a device the next attempt should not get at once
+
+
+@dataclass(frozen=True)
+class Final:
+    """The root trial has ended for good."""
+
+    counts: bool  #: towards `n_trials`
+    reason: str
+
+
+@dataclass(frozen=True)
+class Pending:
+    """The root trial goes on: the attempt waits or runs, or a later attempt has taken over."""
+
+    reason: str
+
+
+Step = Retry | Final | Pending
+
+
+def next_step(
+    trial: FrozenTrial, spec: SubmissionSpec, trials_of_root: Sequence[FrozenTrial], *, largest_bytes: int | None
+) -> Step:
+    """Decide what follows from an attempt.
+
+    Args:
+        trial: One attempt; the newest, normally.
+        spec: The submission it belongs to.
+        trials_of_root: All attempts at the same root trial, this one among them, in any order.
+        largest_bytes: Budget of the largest device of the pool; None: not known, requests are not capped. Whether
+            the answer is a retry does not depend on it.
+    """
+    if any((mark := mark_of(other)) is not None and mark.retry_of == trial.number for other in trials_of_root):
+        return Pending("a later attempt took over")
+    if trial.state == TrialState.WAITING:
+        return Pending("waiting")
+    if claimed_by(trial) is None and trial.datetime_start is not None:
+        # Each claim of ours is written with the start, so this one was popped by somebody's own `optimize()`.
+        return Final(False, "taken by another process that works on the study")
+    if trial.state == TrialState.RUNNING:
+        return Pending("running")
+    if trial.state == TrialState.COMPLETE:
+        return Final(True, "complete")
+    if trial.state == TrialState.PRUNED:
+        facts = attempt_of(trial)
+        infeasible = facts is not None and facts.end == EndKind.INFEASIBLE
+        return Final(True, _first_line(facts.text) or "fits no device" if facts and infeasible else "pruned")
+    return _after_failure(trial, spec, _until(trial, trials_of_root), largest_bytes)
+
+
+def _after_failure(
+    trial: FrozenTrial, spec: SubmissionSpec, attempts: Sequence[FrozenTrial], largest_bytes: int | None
+) -> Step:
+    if (reason := cancelled_reason(trial)) is not None:
+        return Final(False, reason or "cancelled")
+    facts = attempt_of(trial)
+    if (reason := lost_reason(trial)) is not None:
+        return _after_infra(trial, spec, attempts, reason or "its worker went away")
+    if facts is None or facts.end in (EndKind.COMPLETE, EndKind.PRUNED):
+        # Nothing of ours fails a trial without a word; somebody else did, from a dashboard perhaps.
+        return Final(True, "failed from outside")
+    text = _first_line(facts.text) or str(facts.end)
+    if facts.end == EndKind.OOM:
+        return _after_oom(trial, spec, attempts, facts, largest_bytes)
+    if facts.end in _INFRA_ENDS or (facts.end == EndKind.TIMEOUT and spec.retry_timeouts):
+        return _after_infra(trial, spec, attempts, text)
+    if facts.end == EndKind.PREEMPTED:
+        return Retry(requested_bytes(trial), f"handed back by {facts.worker or 'its worker'}: {text}")
+    return Final(facts.end != EndKind.CANCELLED, text)
+
+
+def _after_infra(trial: FrozenTrial, spec: SubmissionSpec, attempts: Sequence[FrozenTrial], text: str) -> Step:
+    charged = _INFRA_ENDS | ({EndKind.TIMEOUT} if spec.retry_timeouts else set())
+    failures = sum(_end_of(attempt) in charged for attempt in attempts)
+    if failures <= spec.max_infra_retries:
+        return Retry(requested_bytes(trial), text)
+    return Final(True, text if failures == 1 else f"{text}, {failures} attempts")
+
+
+def _after_oom(
+    trial: FrozenTrial,
+    spec: SubmissionSpec,
+    attempts: Sequence[FrozenTrial],
+    facts: AttemptFacts,
+    largest_bytes: int | None,
+) -> Step:
+    request = requested_bytes(trial)
+    if facts.verdict in _FREE_VERDICTS:
+        return _after_others_fault(request, spec, attempts, facts)
+    if facts.verdict == Verdict.HOST:
+        tries = len(_ooms(attempts, {Verdict.HOST}))
+        if tries == 1:
+            return Retry(request, "host memory ran out")
+        return Final(True, f"host memory ran out, {tries} attempts")
+    lease = _lease_of(facts)
+    before = [_lease_of(other) for other in _ooms(attempts[:-1], {Verdict.CULPRIT, Verdict.UNKNOWN, None})]
+    if before and lease <= max(before):
+        # Requests only grow until the largest device caps them: this one has had all there is.
+        return Final(True, f"out of memory with {format_bytes(max(before))}, the most that any device has")
+    need = max(int(_LEASE_FACTOR * lease), int(_NEED_FACTOR * ((facts.peak_bytes or 0) + (facts.asked_bytes or 0))))
+    if need <= 0:
+        return Retry(None, "out of memory; nothing is known of its need")
+    capped = need if largest_bytes is None else min(need, largest_bytes)
+    words = f"out of memory with {format_bytes(lease)}: tried again with {format_bytes(capped)}"
+    return Retry(capped, words if capped == need else f"{words}, all that the largest device has")
+
+
+def _after_others_fault(
+    request: int | None, spec: SubmissionSpec, attempts: Sequence[FrozenTrial], facts: AttemptFacts
+) -> Step:
+    """Somebody else took the memory, or we did by shrinking the lease: the trial is not to blame."""
+    victims = len(_ooms(attempts, _FREE_VERDICTS))
+    limit = spec.max_victim_retries
+    if victims <= limit and facts.verdict == Verdict.SHRINK:
+        return Retry(request, "out of memory after its lease was shrunk")
+    if victims <= limit:
+        return Retry(request, "out of memory by others' use of the device", facts.device or None)
+    if victims <= limit + max(limit, 1):
+        return Retry(None, f"out of memory by others' use of the device {victims} times: it gets a device for itself")
+    return Final(True, f"out of memory by others' use of the device, {victims} attempts")
+
+
+@dataclass(frozen=True)
+class Root:
+    """One asked-for trial: its attempts in order, and where it stands."""
+
+    number: int
+    attempts: tuple[FrozenTrial, ...]
+    step: Step
+
+    @property
+    def last(self) -> FrozenTrial:
+        return self.attempts[-1]
+
+    @property
+    def finished(self) -> bool:
+        return isinstance(self.step, Final)
+
+    @property
+    def counted(self) -> bool:
+        return isinstance(self.step, Final) and self.step.counts
+
+
+def roots(trials: Iterable[FrozenTrial], spec: SubmissionSpec, *, largest_bytes: int | None = None) -> list[Root]:
+    """Return a submission's root trials in order of their numbers, found among any trials of its study."""
+    found: dict[int, list[FrozenTrial]] = {}
+    for trial in trials:
+        mark = mark_of(trial)
+        if mark is not None and mark.submission == spec.submission_id:
+            found.setdefault(trial.number if mark.root is None else mark.root, []).append(trial)
+    result = []
+    for number in sorted(found):
+        attempts = sorted(found[number], key=lambda trial: trial.number)
+        step = next_step(attempts[-1], spec, attempts, largest_bytes=largest_bytes)
+        result.append(Root(number, tuple(attempts), step))
+    return result
+
+
+def _until(trial: FrozenTrial, attempts: Iterable[FrozenTrial]) -> list[FrozenTrial]:
+    """Return the attempts up to `trial`, in order; it is the last one."""
+    return [*sorted((a for a in attempts if a.number < trial.number), key=lambda a: a.number), trial]
+
+
+def _end_of(trial: FrozenTrial) -> str | None:
+    if lost_reason(trial) is not None:
+        return EndKind.LOST
+    facts = attempt_of(trial)
+    return None if facts is None else facts.end
+
+
+def _ooms(attempts: Iterable[FrozenTrial], verdicts: Iterable[str | None]) -> list[AttemptFacts]:
+    """Return the facts of attempts that ran out of memory with one of the verdicts."""
+    wanted = set(verdicts)
+    return [
+        facts
+        for attempt in attempts
+        if _end_of(attempt) == EndKind.OOM and (facts := attempt_of(attempt)) is not None and facts.verdict in wanted
+    ]
+
+
+def _lease_of(facts: AttemptFacts) -> int:
+    """Return what the attempt could have when it ran out of memory."""
+    return facts.lease_at_end_bytes or facts.lease_bytes
+
+
+def _first_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[0] if lines else ""

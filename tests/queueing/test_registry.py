@@ -1,0 +1,115 @@
+"""The records of workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+
+import pytest
+from support.valkey import count_round_trips, until
+
+from vrampool.queueing import Registry, RunningTrial, WorkerRecord
+from vrampool.queueing.names import Names
+
+GIB = 1024**3
+
+
+def record(name: str = "w1", **changes) -> WorkerRecord:
+    values = {
+        "name": name,
+        "host": "hub",
+        "pid": 42,
+        "device_id": f"GPU-{name}",
+        "device_name": "H200",
+        "device_kind": "cuda",
+        "total_bytes": 140 * GIB,
+        "budget_bytes": 119 * GIB,
+        "free_bytes": 60 * GIB,
+        "slots": 16,
+        "state": "ready",
+    }
+    return WorkerRecord(**{**values, **changes})
+
+
+@pytest.fixture
+def registry(connection, pool) -> Registry:
+    return Registry(connection, pool)
+
+
+def test_a_record_comes_back_as_it_was_written(registry):
+    written = record(
+        state="paused",
+        reason="paused by hand",
+        running=(RunningTrial("digits", 7, 4 * GIB, None, 12.5), RunningTrial("digits", 8, GIB, GIB // 2, 13.0)),
+        refused={"sub1": "bundle needs Python 3.12"},
+        versions={"python": "3.11.7", "wire": "1"},
+        beat_at=99.5,
+    )
+    registry.beat(written, 60)
+    registry.beat(record("w0"), 60)
+    assert registry.workers() == [record("w0"), written]
+
+
+def test_a_silent_worker_disappears_by_itself(registry, connection, pool):
+    registry.beat(record("w1"), 0.05)
+    registry.beat(record("w2"), 60)
+    until(lambda: [worker.name for worker in registry.workers()] == ["w2"], what="the end of w1's record")
+    registry.beat(record("w2"), 60)
+    assert connection.zrange(Names(pool).workers, 0, -1) == [b"w2"], "and leaves nothing behind"
+
+
+def test_a_worker_that_ends_in_order_disappears_at_once(registry):
+    registry.beat(record("w1"), 60)
+    registry.remove("w1")
+    registry.remove("w1")
+    assert registry.workers() == []
+
+
+def test_workers_register_again_after_redis_came_back_empty(registry, connection):
+    registry.beat(record("w1"), 60)
+    connection.flushall()
+    assert registry.workers() == [] and registry.largest_budget(time.time()) is None
+    registry.beat(record("w1"), 60)
+    assert registry.workers() == [record("w1")] and registry.largest_budget(time.time()) == 119 * GIB
+
+
+def test_a_record_of_a_newer_or_broken_worker_hurts_nobody(registry, connection, pool):
+    names = Names(pool)
+    for name in ("newer", "broken", "gone"):
+        registry.beat(record(name), 60)
+    newer = {**dataclasses.asdict(record("newer")), "a_field_of_tomorrow": 1}
+    connection.set(names.worker_prefix + "newer", json.dumps(newer))
+    connection.set(names.worker_prefix + "broken", "{")
+    connection.delete(names.worker_prefix + "gone")
+    assert registry.workers() == [record("newer")]
+
+
+def test_the_largest_budget_counts_devices_of_the_last_day(registry, connection, pool):
+    registry.beat(record("small", budget_bytes=10 * GIB), 60)
+    registry.beat(record("large", budget_bytes=50 * GIB), 60)
+    registry.remove("large")
+    now = time.time()
+    assert registry.largest_budget(now) == 50 * GIB
+    names = Names(pool)
+    connection.zincrby(names.budgets_seen, -25 * 3600 * 1000, "GPU-large")
+    assert registry.largest_budget(now) == 10 * GIB
+    registry.beat(record("small", budget_bytes=9 * GIB), 60)
+    assert registry.largest_budget(now) == 9 * GIB, "a device counts with its newest budget"
+    assert connection.hkeys(names.budgets) == [b"GPU-small"], "old devices are forgotten"
+
+
+def test_a_beat_is_one_round_trip_and_a_look_at_most_two(registry, connection, monkeypatch):
+    registry.beat(record("w1"), 60)
+    trips = count_round_trips(connection, monkeypatch)
+    registry.beat(record("w1"), 60)
+    assert trips.count == 1
+    registry.workers()
+    assert trips.count == 3
+    registry.largest_budget(time.time())
+    assert trips.count == 4
+
+
+def test_everything_a_beat_writes_has_an_end(registry, connection):
+    registry.beat(record("w1"), 60)
+    assert all(connection.ttl(key) > 0 for key in connection.keys("vrampool:*"))

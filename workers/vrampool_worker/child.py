@@ -1,0 +1,31 @@
+"""The process of one trial, started by a worker as ``python -m vrampool_worker.child``.
+
+The fresh interpreter splits in two at once: the keeper (`keeper`) stays above, and the process that runs the trial
+(`trial_process`) goes on below it. Until then nothing but that may be imported: the split is a fork, and stands in for an
+exec only while this process is as good as new.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from vrampool_worker import keeper
+
+
+def run_trial(arguments: list[str]) -> None:
+    """Split, then run one trial and exit; never returns.
+
+    Args:
+        arguments: Descriptors of the frames and the control socket, the worker's process id, the scratch directory,
+            and the modules to import ahead, with commas.
+    """
+    frames_fd, control_fd, worker, scratch, preload = arguments
+    keeper.fork_trial(int(control_fd), int(frames_fd), scratch, int(worker))
+
+    from vrampool_worker.trial_process import TrialProcess
+
+    TrialProcess(int(frames_fd), scratch, [name for name in preload.split(",") if name]).run()
+
+
+if __name__ == "__main__":
+    run_trial(sys.argv[1:])

@@ -1,0 +1,366 @@
+"""The worker's hold on a child: spawn it, hand it its trial, hear what it says, end all of it.
+
+Nothing here blocks and there are no threads. A `Child` lives on the selector and the timers of the worker's main loop::
+
+    child = spawn(environment, modules, settings)
+    child.register(selector, on_event, timers.at)
+    while True:
+        for key, mask in selector.select(timers.wait_s(...)):
+            key.data(mask)              # each descriptor is registered with a call as its data
+        timers.run(time.monotonic())
+
+and calls ``on_event(child, event)`` from there. What comes, in this order (`child_events` says what each holds)::
+
+    READY                                            imports are done
+    STARTED                                          after `begin`: cap and seeds are set
+    CALL, SAMPLE, STEP, HINT, RECAPPED               any number, in any order
+    OUTCOME | MISBEHAVED                             at most one
+    LOG_OVERFLOW                                     at most once, anywhere before GONE
+    EXITED, GONE                                     always, once each
+
+whatever happens: a crash, a kill, a keeper killed from outside. Only a process that the kernel cannot kill holds up
+EXITED or GONE; then the worker quarantines the device.
+
+Only the main thread may spawn: a keeper is ended when the *thread* that started it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vrampool.errors import MessageError
+from vrampool.framing import encode, encode_bytes
+from vrampool.messages import CHILD_MODULE, ChildFrame, ChildStart, MemorySample, Outcome
+from vrampool.settings import Settings
+from vrampool_worker import orphans, process_tree
+from vrampool_worker.child_control import ControlIntake
+from vrampool_worker.child_events import Event, EventKind
+from vrampool_worker.child_intake import FrameIntake, OutputIntake
+from vrampool_worker.child_log import ChildLog
+
+__all__ = ["Child", "Event", "EventKind", "spawn"]
+
+#: After its outcome a child has so long for threads, exit handlers and its own exit; it bounds itself to less.
+EXIT_S = 15.0
+#: A keeper that does not answer an order to kill within this time is killed itself.
+KEEPER_S = 2.0
+LOG_PAUSE_S = 1.0
+_SWEEP_PAUSE_S = 0.01
+_REAP_PAUSE_S = 0.1
+
+OnEvent = Callable[["Child", Event], None]
+At = Callable[[float, Callable[[], None]], None]
+
+_numbers = itertools.count(1)
+
+
+def spawn(
+    environment: Mapping[str, str], modules: Sequence[str], settings: Settings, *, python: str = sys.executable
+) -> Child:
+    """Start a child. It runs from now on, and says nothing before `register`.
+
+    Args:
+        environment: All of its environment, the device's variables included.
+        modules: Imported ahead, as far as they are installed.
+        settings: `state_dir` (scratch directories) and `log_bytes` are used.
+        python: Interpreter to run.
+
+    Raises:
+        OSError: no process, descriptor or memory is left; nothing stays behind.
+    """
+    scratch = settings.state_dir / "scratch" / f"{os.getpid()}-{next(_numbers)}"
+    keepers = orphans.of_this_process()
+    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+        frames, their_frames = _socketpair(ours, theirs)
+        control, their_control = _socketpair(ours, theirs)
+        output, their_output = os.pipe2(os.O_CLOEXEC)
+        ours.callback(os.close, output)
+        theirs.callback(os.close, their_output)
+        fds = (their_frames.fileno(), their_control.fileno())
+        # -P: a file of the worker's directory must not stand in for a module of the standard library.
+        command = [python, "-P", "-m", CHILD_MODULE, *map(str, fds), str(os.getpid()), str(scratch), ",".join(modules)]
+        process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=their_output,
+            stderr=their_output,
+            pass_fds=fds,
+            process_group=0,  # Ctrl-C at the worker's terminal is the worker's
+        )
+        ours.callback(_end, process)
+        life = os.pidfd_open(process.pid)
+        ours.pop_all()  # all is well: from here on the child closes them itself
+    keepers.keep(process.pid)
+    return Child(process, (frames, control, output, life), ChildLog(settings.log_bytes))
+
+
+def _socketpair(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+    mine, other = socket.socketpair()
+    ours.callback(mine.close)
+    theirs.callback(other.close)
+    return mine, other
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+class Child:
+    """One process of one trial, with its keeper above it. Made by `spawn`; times are of the monotonic clock.
+
+    Attributes:
+        keeper_pid: The process above the trial: all of the trial is below it.
+        pid: The trial's process; None until READY.
+        preload_s: What its imports took; 0 until READY.
+        outcome: How the objective ended; None until OUTCOME.
+        log: What it prints.
+    """
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], ends: tuple[socket.socket, socket.socket, int, int], log: ChildLog
+    ) -> None:
+        self.keeper_pid = process.pid
+        self.pid: int | None = None
+        self.preload_s = 0.0
+        self.outcome: Outcome | None = None
+        self.log = log
+        self.spawned_at_s = time.monotonic()
+        self.begun_at_s: float | None = None
+        self.exited = False
+        self.gone = False
+        self._process = process
+        self._started_ticks = process_tree.started_at(process.pid) or 0
+        self._ends = ends
+        self._closed = True  #: until it is registered
+        self._overflow_told = False
+        self._log_due = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether its imports are done and it can begin at once."""
+        return self.pid is not None and not self.exited
+
+    def log_tail(self) -> str:
+        """Return the end of what it printed, as text."""
+        return self.log.tail()
+
+    def register(self, selector: selectors.BaseSelector, on_event: OnEvent, at: At) -> None:
+        """Join a main loop. Once, before anything else.
+
+        Args:
+            selector: Descriptors are registered with a call as `data`, which takes the mask.
+            on_event: Called from within those calls and from timers.
+            at: ``at(when_s, call)`` has the loop make a call at a time of the monotonic clock.
+        """
+        frames, control, output, life = self._ends
+        self._closed = False
+        self._on_event = on_event
+        self._at = at
+        self._frames = FrameIntake(frames, selector, self._on_frames)
+        self._output = OutputIntake(output, self.log, selector, self._on_output)
+        self._control = ControlIntake(control, life, selector, self._on_control, self._on_keeper_end)
+
+    # ---- orders --------------------------------------------------------------------------------------
+
+    def begin(self, start: ChildStart, bundle: bytes | None, log_path: Path) -> None:
+        """Hand over the trial. Once for each child, before or after READY."""
+        assert self.begun_at_s is None, "a child runs one trial"
+        self.begun_at_s = time.monotonic()
+        self.log.open(log_path)
+        self._send({"t": ChildFrame.START, "start": {**start.to_json(), "has_bundle": bundle is not None}})
+        if bundle is not None:
+            self._frames.send(encode_bytes(bundle))
+
+    def reply(self, call_id: int, *, value: Any = None, error: Mapping[str, str] | None = None) -> None:
+        """Answer a call; `error` as `trial_server.describe_error` makes it. To a dead child it goes nowhere."""
+        answer = {"ok": True, "value": value} if error is None else {"ok": False, "error": dict(error)}
+        self._send({"t": ChildFrame.REPLY, "id": call_id, **answer})
+
+    def recap(self, cap_bytes: int) -> None:
+        """Ask for another cap; RECAPPED tells what it has become."""
+        self._send({"t": ChildFrame.RECAP, "cap_bytes": cap_bytes})
+
+    def ask_stop(self) -> None:
+        """Ask the objective to end: `Stopped` is raised in it. Whoever asks kills it when it does not."""
+        self._control.order(b"t")
+
+    def kill(self) -> None:
+        """Kill the trial's process; its keeper then ends the rest."""
+        if not self.exited and not self._closed:
+            self._control.order(b"k")
+            self._at(time.monotonic() + KEEPER_S, self._check_keeper)
+
+    def close(self) -> None:
+        """Close everything at once. What still lives is killed by its keeper, which sees the end of its socket."""
+        if self._closed:
+            return
+        self._closed = True
+        self._frames.close()
+        self._output.close()
+        self._control.close()
+        self.log.close()
+        self._reap()
+
+    def _send(self, frame: dict[str, Any]) -> None:
+        self._frames.send(encode(frame))
+
+    # ---- what the loop calls -------------------------------------------------------------------------
+
+    def _on_frames(self, mask: int) -> None:
+        if mask & selectors.EVENT_WRITE:
+            self._frames.write()
+        if mask & selectors.EVENT_READ:
+            self._tell(self._hear(self._frames.read(time.monotonic())))
+            self._resume_frames_later()
+
+    def _resume_frames_later(self) -> None:
+        if self._frames.due_s is not None:
+            self._at(self._frames.due_s, self._resume_frames)
+
+    def _resume_frames(self) -> None:
+        if not self._frames.closed:
+            self._tell(self._hear(self._frames.resume(time.monotonic())))
+            self._resume_frames_later()
+
+    def _on_output(self, mask: int) -> None:
+        self._output.read(time.monotonic())
+        if self._output.due_s is not None:
+            self._at(self._output.due_s, self._resume_output)
+        if not self._log_due and self.log.dirty:
+            self._log_due = True
+            self._at(time.monotonic() + LOG_PAUSE_S, self._flush_log)
+        if self.log.overflowed and not self._overflow_told:
+            self._overflow_told = True
+            self._tell([Event(EventKind.LOG_OVERFLOW, {"kept_bytes": self.log.limit_bytes})])
+
+    def _resume_output(self) -> None:
+        if not self._output.closed:
+            self._on_output(0)
+
+    def _flush_log(self) -> None:
+        self._log_due = False
+        self.log.flush()
+
+    def _on_control(self, mask: int) -> None:
+        for line in self._control.read():
+            if "status" in line:
+                self._tell(self._exit(int(line["status"]), int(line["rusage"]["max_rss_bytes"])))
+            elif line.get("gone"):
+                self._finish()
+
+    def _check_keeper(self) -> None:
+        if not self.exited and not self._control.answered_kill:
+            self._control.kill_keeper()
+
+    def _on_keeper_end(self, mask: int) -> None:
+        self._on_control(mask)  # its last words may not have been read yet
+        if self._closed:
+            return
+        self._control.close()
+        self._sweep()  # it was killed: what was below it has come up to this process
+
+    def _sweep(self) -> None:
+        if self._closed:
+            return
+        if orphans.of_this_process().sweep(self._started_ticks):
+            self._tell(self._exit(None, None))
+            self._finish()
+        else:
+            self._at(time.monotonic() + _SWEEP_PAUSE_S, self._sweep)
+
+    # ---- what it says --------------------------------------------------------------------------------
+
+    def _tell(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._on_event(self, event)
+
+    def _hear(self, frames: Iterable[dict[str, Any] | bytes]) -> list[Event]:
+        """Understand frames. One that is none of ours ends the child: nothing after it can be trusted."""
+        found: list[Event] = []
+        try:
+            for frame in frames:
+                event = self._understand(frame)
+                if event is not None:
+                    found.append(event)
+        except (MessageError, KeyError, TypeError, ValueError) as error:
+            self._frames.close()
+            self.kill()
+            text = f"the trial's process sent what is no message of the pool: {type(error).__name__}: {error}"
+            found.append(Event(EventKind.MISBEHAVED, {"text": text[:500]}))
+        return found
+
+    def _understand(self, frame: dict[str, Any] | bytes) -> Event | None:
+        if isinstance(frame, bytes):
+            raise MessageError("a raw frame")
+        if self.outcome is not None:
+            return None  # threads that outlive the objective may go on talking
+        kind = EventKind(frame["t"])
+        check = _CHECKS.get(kind)
+        if check is None:
+            raise MessageError(f"a frame of kind {kind!r}")
+        data = check(frame)
+        if kind is EventKind.READY:
+            self.pid, self.preload_s = data["pid"], data["preload_s"]
+        elif kind is EventKind.OUTCOME:
+            self.outcome = Outcome.from_json(data)
+            self._at(time.monotonic() + EXIT_S, self.kill)
+        return Event(kind, data)
+
+    # ---- how it ends ---------------------------------------------------------------------------------
+
+    def _exit(self, status: int | None, max_rss_bytes: int | None) -> list[Event]:
+        if self.exited:
+            return []
+        found = self._hear(self._frames.drain())  # its outcome may still lie in the socket
+        self._frames.close()
+        self.exited = True
+        code = number = None
+        if status is not None:
+            code, number = (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), None)
+        return [*found, Event(EventKind.EXITED, {"exit_code": code, "signal": number, "max_rss_bytes": max_rss_bytes})]
+
+    def _finish(self) -> None:
+        """Everything below the keeper is gone: what it printed is in the pipe, and nobody holds any of our ends."""
+        if self.gone or self._closed:
+            return
+        self.gone = True
+        self._output.drain()
+        self.close()
+        self._tell([Event(EventKind.GONE)])
+
+    def _reap(self) -> None:
+        """Wait for the keeper, which may still be removing the scratch directory."""
+        if self._process.poll() is None:
+            self._at(time.monotonic() + _REAP_PAUSE_S, self._reap)
+        else:
+            orphans.of_this_process().forget(self.keeper_pid)
+
+
+def _started(frame: dict[str, Any]) -> dict[str, Any]:
+    cap_bytes = frame["cap_bytes"]
+    return {"cap_bytes": None if cap_bytes is None else int(cap_bytes), "cap_source": str(frame["cap_source"])}
+
+
+#: What each frame of a child must hold, checked and stripped of anything else.
+_CHECKS: dict[EventKind, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    EventKind.READY: lambda frame: {"pid": int(frame["pid"]), "preload_s": float(frame["preload_s"])},
+    EventKind.STARTED: _started,
+    EventKind.CALL: lambda frame: {"id": int(frame["id"]), "name": str(frame["name"]), "args": dict(frame["args"])},
+    EventKind.SAMPLE: lambda frame: MemorySample.from_json(frame).to_json(),
+    EventKind.STEP: lambda frame: {"steps": int(frame["steps"])},
+    EventKind.HINT: lambda frame: {"text": str(frame["text"])},
+    EventKind.RECAPPED: lambda frame: {name: int(frame[name]) for name in ("cap_bytes", "freed_bytes")},
+    EventKind.OUTCOME: lambda frame: Outcome.from_json(frame).to_json(),
+}

@@ -1,0 +1,116 @@
+"""The accounts of one device: its last reading, the leases, strangers, and what is left of the budget. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vrampool_worker.devices.base import DeviceReading
+from vrampool_worker.ledger import words
+from vrampool_worker.ledger.leases import Lease
+from vrampool_worker.ledger.overhead import Overhead
+from vrampool_worker.ledger.strangers import NOISE_BYTES, Strangers
+
+
+class Accounts:
+    """Sums of one device; the ledger decides on them.
+
+    On the CPU everything else on the host lives in the part outside the budget first; only what goes beyond that
+    counts as strangers'.
+    """
+
+    def __init__(self, label: str, total_bytes: int, budget_bytes: int, *, on_cpu: bool, hold_s: float) -> None:
+        self.leases: dict[str, Lease] = {}
+        self.reading: DeviceReading | None = None
+        self.read_at_s = 0.0
+        self.driver_reserved_bytes = 0
+        self.overhead = Overhead()
+        self._label = label
+        self._outside_bytes = total_bytes - budget_bytes
+        self._budget_bytes = budget_bytes
+        self._on_cpu = on_cpu
+        self._strangers = Strangers(hold_s)
+
+    @property
+    def used_bytes(self) -> int | None:
+        """Return the device's use at the last reading; None where it does not tell."""
+        return self.reading.used_bytes if self.reading else None
+
+    def note(self, reading: DeviceReading, measured: Mapping[str, int | None], now_s: float) -> None:
+        """Take in a reading and the trials' figures of that moment, by lease id."""
+        self.reading, self.read_at_s = reading, now_s
+        if reading.driver_reserved_bytes is not None:
+            self.driver_reserved_bytes = reading.driver_reserved_bytes
+        for lease_id, figure_bytes in measured.items():
+            lease = self.leases.get(lease_id)
+            if lease is not None and lease.ended_at_s is None:
+                lease.measured_bytes = figure_bytes
+                lease.peak_bytes = max(lease.peak_bytes or 0, figure_bytes or 0) or None
+        if reading.used_bytes is None or self._on_cpu:
+            return
+        for lease in self.leases.values():
+            earlier = [] if lease.lowest_used_bytes is None else [lease.lowest_used_bytes]
+            lease.lowest_used_bytes = min([reading.used_bytes, *earlier])
+        self._strangers.note(reading.used_bytes, self.leases.values(), now_s)
+
+    def free_bytes(self, now_s: float) -> int:
+        """Return what is left to be given away."""
+        others_bytes = self.strangers_bytes(now_s) + self._unclear_bytes(now_s)
+        return max(0, self._budget_bytes - self.driver_reserved_bytes - others_bytes - self._counted_bytes())
+
+    def strangers_bytes(self, now_s: float) -> int:
+        """Return what other programs hold, as far as it concerns the budget."""
+        if not self._on_cpu:
+            return self._strangers.held_bytes(now_s)
+        known_bytes = sum(lease.measured_bytes or 0 for lease in self.leases.values())
+        return max(0, (self.used_bytes or 0) - known_bytes - self._outside_bytes)
+
+    def room_words(self, now_s: float) -> str:
+        """Say what is free and who holds the rest."""
+        unclear_bytes = self._unclear_bytes(now_s)
+        if unclear_bytes <= NOISE_BYTES:
+            unclear_bytes = 0  # not worth a word
+        strangers_bytes = self.strangers_bytes(now_s)
+        held_by = words.holders(len(self.leases), self._counted_bytes(), strangers_bytes, unclear_bytes)
+        return words.room(self._label, self.free_bytes(now_s), self._budget_bytes, held_by)
+
+    def lone_bytes(self) -> int:
+        """Return what a trial that is alone on the device holds: all that is used and no stranger's."""
+        if self.used_bytes is None or self._on_cpu:
+            return 0
+        return max(0, self.used_bytes - self._strangers.latest_bytes)
+
+    def learn_overhead(self, lease: Lease, torch_reserved_bytes: int) -> None:
+        """Learn the overhead from a trial's report; only a quiet device tells: there both figures are of one state."""
+        if self._on_cpu or self.used_bytes is None or not torch_reserved_bytes or not self._strangers.quiet:
+            return
+        if lease.measured_bytes is not None:
+            self.overhead.learn(lease.measured_bytes, torch_reserved_bytes)
+        elif len(self.leases) == 1:
+            self.overhead.learn(self.lone_bytes(), torch_reserved_bytes)
+
+    def residue_bytes(self, ended: Lease, used_bytes: int) -> int:
+        """Return what of the device's use neither strangers nor the other trials explain, once a trial is gone."""
+        others_bytes = sum(lease.own_bytes for lease in self.leases.values() if lease is not ended)
+        unexplained_bytes = used_bytes - self._strangers.latest_bytes - others_bytes
+        if ended.measured_bytes is not None and ended.used_before_bytes is not None:
+            # What was unexplained while it lived (a stranger not yet believed in) is not left behind by it.
+            unexplained_bytes = min(unexplained_bytes, used_bytes - (ended.used_before_bytes - ended.measured_bytes))
+        return max(0, unexplained_bytes)
+
+    def give_up(self, residue_bytes: int, now_s: float) -> None:
+        """Count a residue as a stranger's: it stays in use, and nobody of ours holds it."""
+        self._strangers.learn_residue(residue_bytes, now_s)
+
+    def _counted_bytes(self) -> int:
+        return sum(lease.counted_bytes for lease in self.leases.values())
+
+    def _unclear_bytes(self, now_s: float) -> int:
+        """Return use that neither trials nor strangers explain yet: our own that grew since, or a new stranger's.
+
+        It is in nobody's account and not held, but it is not there to be given away either.
+        """
+        used_bytes = self.used_bytes
+        if used_bytes is None or self._on_cpu:
+            return 0
+        explained_bytes = sum(lease.explained_bytes(used_bytes) for lease in self.leases.values())
+        return max(0, used_bytes - explained_bytes - self._strangers.held_bytes(now_s))
