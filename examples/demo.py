@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import optuna
 from rich.console import Console
 from rich.table import Table
 
@@ -36,6 +37,7 @@ def main() -> int:
     state = arguments.out.resolve() / "state"
     shutil.rmtree(state, ignore_errors=True)
     console = Console()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     started = time.monotonic()
     console.print("[bold]vrampool demo[/bold]: Valkey, SQLite, a coordinator and a worker per device are started ...")
     with vrampool.Pool(state_dir=state, gpu=arguments.gpu) as pool:
@@ -43,18 +45,19 @@ def main() -> int:
             f"{HERE / 'digits.py'}:objective", n_trials=arguments.trials, direction="maximize", study_name="digits"
         )
         follow(handle, pool)
-        wait_until_released(pool, handle)
+        wait_until_released(pool)
         found = summary(handle, wall_s=time.monotonic() - started)
         history = History(pool.connection, pool.settings.pool)
         releases = history.releases("digits")
         samples = [item for device in pool.devices() for item in history.samples(device.device_id)]
+    console.print("\nEach trial ran in a process of its own; before and after are its device's memory in use:")
     console.print(trial_table(found["trials"], releases))
     picture = arguments.out / "memory.png"
     plot_memory_timeline(samples, releases, picture)
     return report(console, found, releases, picture, time.monotonic() - started)
 
 
-def wait_until_released(pool: vrampool.Pool, handle: vrampool.Handle, limit_s: float = 30.0) -> None:
+def wait_until_released(pool: vrampool.Pool, limit_s: float = 30.0) -> None:
     """Wait until every device has seen the memory of its last child come back."""
     deadline = time.monotonic() + limit_s
     while any(device.running for device in pool.devices()) and time.monotonic() < deadline:
@@ -64,8 +67,8 @@ def wait_until_released(pool: vrampool.Pool, handle: vrampool.Handle, limit_s: f
 def trial_table(trials: list[dict], releases: list[dict]) -> Table:
     """Return the table of trials: what each asked, was granted and held, and the device before and after it."""
     by_number = {item["number"]: item for item in releases}
-    table = Table(title="Each trial ran in a process of its own", box=None, header_style="bold", pad_edge=False)
-    for name in ("trial", "state", "accuracy", "request", "lease", "peak", "before", "after", "left behind", "back in"):
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("trial", "state", "accuracy", "request", "lease", "peak", "before", "after", "left", "back in"):
         table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
     for record in trials:
         release = by_number.get(record["number"], {})
@@ -73,7 +76,7 @@ def trial_table(trials: list[dict], releases: list[dict]) -> Table:
             str(record["number"]),
             state_text(record),
             f"{record['value']:.4f}" if record["value"] is not None else "-",
-            format_bytes(record["request_bytes"]) if record["request_bytes"] else "whole device",
+            format_bytes(record["request_bytes"]) if record["request_bytes"] else "all",
             format_bytes(record["lease_bytes"]),
             format_bytes(record["peak_bytes"]),
             format_bytes(release.get("used_before_bytes")),

@@ -88,7 +88,9 @@ def link(pool: Pool, study: optuna.Study) -> Link:
     """Return how `study` is followed: in place when it lives in the pool's database, else mirrored."""
     if (url := url_of(study)) is not None and url == url_of(pool.storage):
         return Link(study, study.study_name)
-    name = f"{study.study_name}-{uuid.uuid4().hex[:6]}"
+    # Optuna's own name of a study in memory is 45 letters of chance; in the pool's lists nobody would know it again.
+    given = "memory" if study.study_name.startswith("no-name-") else study.study_name
+    name = f"{given}-{uuid.uuid4().hex[:6]}"
     copy = optuna.create_study(study_name=name, storage=pool.storage, directions=study.directions)
     return MirrorLink(study, name, copy)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.exceptions import DuplicatedStudyError
 from optuna.study import StudyDirection
 
 from vrampool import mirror
@@ -338,10 +339,11 @@ class Pool:
     def _prepare_study(self, study_name: str, directions: list[str] | None) -> None:
         """Make the study, or check that the one that is there has the same directions."""
         kinds = [StudyDirection[item.upper()] for item in directions or ["minimize"]]
-        study = optuna.create_study(
-            study_name=study_name, storage=self._storage, directions=kinds, load_if_exists=True
-        )
-        found = [item.name.lower() for item in study.directions]
+        try:
+            study_id = self._storage.create_new_study(kinds, study_name)
+        except DuplicatedStudyError:
+            study_id = self._storage.get_study_id_from_name(study_name)
+        found = [item.name.lower() for item in self._storage.get_study_directions(study_id)]
         if directions is not None and found != directions:
             raise StudyError(
                 f"study {study_name!r} exists with direction {', '.join(found)}, not {', '.join(directions)}; "

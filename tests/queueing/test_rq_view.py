@@ -142,6 +142,19 @@ def test_begin_takes_the_job_out_of_the_waiting_list_too(queue, connection, pool
     assert connection.llen(names.waiting) == 0
 
 
+def test_a_job_with_an_end_set_by_somebody_else_lasts_while_it_runs_or_waits(queue, connection, pool):
+    """RQ's clean-up sets a date for the hash of a job that it thought stuck or abandoned."""
+    key = Names(pool).job("sub1-1")
+    queue.enqueue([ticket(pool, 1)])
+    take_one(connection, pool)
+    connection.expire(key, 500)
+    execution_id = begin(connection, pool, "sub1-1", "w1", 30)
+    assert connection.ttl(key) == -1
+    connection.expire(key, 500)
+    give_back(connection, pool, "sub1-1", "w1", execution_id)
+    assert connection.ttl(key) == -1
+
+
 # ---- renew -----------------------------------------------------------------------------------------
 
 
@@ -268,6 +281,14 @@ def test_a_job_given_back_twice_waits_once(queue, connection, pool):
     give_back(connection, pool, job_id, "w1", execution_id)
     give_back(connection, pool, job_id, "w1", execution_id)
     assert connection.lrange(Names(pool).waiting, 0, -1) == [job_id.encode()]
+
+
+def test_the_lease_of_a_job_given_back_is_worth_nothing_any_more(queue, connection, pool):
+    job_id, execution_id = begin_one(queue, connection, pool)  # taken with the lease L1
+    give_back(connection, pool, job_id, "w1", execution_id)
+    assert put_back(connection, pool, job_id, "L1") is False
+    assert take_one(connection, pool, "L1") is None, "an old answer, not a new take"
+    assert take_one(connection, pool, "L2").job_id == job_id
 
 
 # ---- RQ's own clean-up -----------------------------------------------------------------------------

@@ -167,6 +167,17 @@ def test_a_lease_id_that_gave_its_job_up_gets_no_old_answer(queue, connection, p
     assert take(connection, pool, offer("L1")) is None
 
 
+def test_a_lease_id_whose_job_went_to_another_gets_no_old_answer(queue, connection, pool):
+    """The worker was frozen before the answer reached it, and sends its take again when it wakes."""
+    queue.enqueue([ticket(pool, 1)])
+    take(connection, pool, offer("L1", "frozen"))
+    connection.delete(Names(pool).live("sub1-1"))
+    queue.enqueue([ticket(pool, 1)])
+    assert take(connection, pool, offer("L2", "w2")).number == 1
+    assert take(connection, pool, offer("L1", "frozen")) is None
+    assert connection.get(Names(pool).live("sub1-1")) == b"w2"
+
+
 def test_what_is_taken_is_held_and_in_exactly_one_list(queue, connection, pool):
     names = Names(pool)
     queue.enqueue([ticket(pool, 1)])

@@ -61,6 +61,8 @@ class Beat:
         self._interval_s = interval_s
         self._ttl_s = ttl_s
         self._on_heard = on_heard
+        self._beating = threading.Lock()
+        self._forgotten: set[str] = set()
         self._news = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="vrampool-beat", daemon=True)
@@ -71,7 +73,24 @@ class Beat:
     def tell(self, held: Held) -> None:
         """Give it what is held now and have it told soon."""
         self.held = held
+        self._forgotten &= set(held.jobs)
         self._news.set()
+
+    def forget(self, job_id: str) -> None:
+        """Renew this job no more, from now on: a beat that is under way is waited for.
+
+        Called before a job's end is written. A beat that came after it would write the job's keys anew.
+        """
+        with self._beating:
+            self._forgotten.add(job_id)
+
+    def _living(self) -> Held:
+        held = self.held
+        if not self._forgotten:
+            return held
+        jobs = tuple(job for job in held.jobs if job not in self._forgotten)
+        executions = tuple(pair for pair in held.executions if pair[0] not in self._forgotten)
+        return Held(held.record, jobs, executions)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -86,7 +105,8 @@ class Beat:
             now_s = time.monotonic()
             was_away = now_s - last_s > self._ttl_s
             try:
-                heard = self._pulse.beat(self.held)
+                with self._beating:
+                    heard = self._pulse.beat(self._living())
                 if away_since_s is not None:
                     _log.warning("Redis answers again after %.1f s", now_s - away_since_s)
                     away_since_s = None

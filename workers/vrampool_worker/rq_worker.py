@@ -129,6 +129,7 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
             port=port,
             inbox=inbox,
             tell_beat=lambda held: self._beat.tell(held),
+            forget_job=lambda job_id: self._beat.forget(job_id),
             spawn=start_child,
         )
         connection = twin(self.connection)

@@ -281,6 +281,7 @@ class Runner:
             self._on_told(attempt, f"dropped: {attempt.dropped}", None)
             return
         conclusion = conclude(attempt, self._place())
+        attempt.final_state = conclusion.state
         _log.info("%s ended: %s %s", attempt.label, conclusion.facts.end, conclusion.facts.text.splitlines()[:1])
         loop.storage_lane.submit(
             lambda: loop.desk.tell(attempt.ticket, self._spec(attempt), conclusion),

@@ -24,6 +24,13 @@ class Conclusion:
     over_gib: float | None = None  #: set when it fits no device: told as a constraint, PRUNED without a value
     by_objective: bool = False  #: the objective itself ended so: samplers are told by `study.tell`
 
+    @property
+    def state(self) -> str:
+        """Name of the Optuna state that is told."""
+        if self.over_gib is not None or self.facts.end == EndKind.PRUNED:
+            return "PRUNED"
+        return "COMPLETE" if self.facts.end == EndKind.COMPLETE else "FAIL"
+
 
 @dataclass(frozen=True)
 class Place:

@@ -55,6 +55,8 @@ class SpareShelf:
         if child not in self._waiting:
             return False
         self._waiting.remove(child)
+        if not self._count:
+            return True  # the shelf is closing: it was told to end
         self._failures += 1
         _log.warning("a spare process ended before it was used: %s", child.log_tail() or "it said nothing")
         if self._failures >= _FAILURES_TO_PAUSE:

@@ -6,7 +6,6 @@ the trial's arrival (`trial_run`), so that neither waits for the other.
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import sys
@@ -14,10 +13,7 @@ import time
 import types
 from typing import Any, NoReturn, TextIO
 
-from vrampool.errors import MessageError
-from vrampool.messages import ChildFrame, ChildStart
-from vrampool_worker.channel import Channel
-from vrampool_worker.stopping import StopGate
+from vrampool import framing
 
 #: Threads and atexit handlers of the objective have so long after its end; then the process goes anyway.
 LEAVE_S = 10.0
@@ -34,8 +30,7 @@ class TrialProcess:
 
     def __init__(self, frames_fd: int, scratch: str, preload: list[str]) -> None:
         os.set_inheritable(frames_fd, False)
-        self._gate = StopGate()
-        self._channel = Channel(frames_fd, self._gate)
+        self._frames_fd = frames_fd
         self._scratch = scratch
         self._preload = preload
 
@@ -45,29 +40,13 @@ class TrialProcess:
         _hide_main()
         began_s = time.perf_counter()
         _preload(self._preload)
-        self._channel.send(ChildFrame.READY, pid=os.getpid(), preload_s=round(time.perf_counter() - began_s, 4))
+        ready = {"t": "ready", "pid": os.getpid(), "preload_s": round(time.perf_counter() - began_s, 4)}
+        os.write(self._frames_fd, framing.encode(ready))
 
         from vrampool_worker.trial_run import TrialRun
 
-        trial = TrialRun(self._channel, self._gate, self._scratch)
-        start, bundle = self._wait_for_start()
-        outcome = trial.run(start, bundle)
-        self._channel.send(ChildFrame.OUTCOME, **outcome.to_json())
+        TrialRun(self._frames_fd, self._scratch).run()
         _leave()
-
-    def _wait_for_start(self) -> tuple[ChildStart, bytes | None]:
-        frame = self._channel.receive()
-        if frame is None:
-            os._exit(0)  # a spare that nobody needed
-        if isinstance(frame, bytes) or frame.get("t") != ChildFrame.START:
-            raise MessageError("the first frame must be the start of a trial")
-        start = ChildStart.from_json(frame["start"])
-        bundle: dict[str, Any] | bytes | None = None
-        if start.has_bundle:
-            bundle = self._channel.receive()
-            if not isinstance(bundle, bytes):
-                raise MessageError("the bundle of the objective is missing")
-        return start, bundle  # type: ignore[return-value]
 
 
 def _set_streams() -> None:
@@ -104,13 +83,12 @@ def _leave() -> NoReturn:
 
     With torch loaded that takes 0.8 s, during which the memory of the device stays taken; this way it is back in 0.1 s.
     """
-    import gc
     import threading
 
     watchdog = threading.Timer(LEAVE_S, os._exit, args=(0,))
     watchdog.daemon = True
     watchdog.start()
-    for step in (gc.collect, _empty_cache, getattr(threading, "_shutdown", None), _run_exit_handlers):
+    for step in (_clean_torch, getattr(threading, "_shutdown", None), _run_exit_handlers):
         try:
             if step is not None:
                 step()
@@ -121,10 +99,11 @@ def _leave() -> NoReturn:
     os._exit(0)
 
 
-def _empty_cache() -> None:
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+def _clean_torch() -> None:
+    if "torch" in sys.modules:
+        from vrampool.training.cleaning import clean_up
+
+        clean_up()
 
 
 def _run_exit_handlers() -> None:

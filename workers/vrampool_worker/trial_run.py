@@ -9,6 +9,7 @@ import threading  # noqa: F401  as above
 from collections.abc import Callable
 from typing import Any
 
+from vrampool.errors import MessageError
 from vrampool.messages import ChildFrame, ChildStart, Outcome, OutcomeKind
 from vrampool.objectives.loading import load
 from vrampool_worker import child_memory, outcomes
@@ -24,16 +25,36 @@ _BALLAST_BYTES = 4 * 1024**2
 
 
 class TrialRun:
-    """Runs one trial and says how it ended."""
+    """Waits for the one trial of this process, runs it, and says how it ended."""
 
-    def __init__(self, channel: Channel, gate: StopGate, scratch: str) -> None:
-        self._channel = channel
-        self._gate = gate
+    def __init__(self, frames_fd: int, scratch: str) -> None:
+        self._gate = StopGate()
+        self._channel = Channel(frames_fd, self._gate)
         self._scratch = scratch
         self._memory: child_memory.TrialMemory | None = None
         self._ballast: bytearray | None = None
 
-    def run(self, start: ChildStart, bundle: bytes | None) -> Outcome:
+    def run(self) -> None:
+        """Run the trial and tell its outcome. Exits where no trial comes: a spare that nobody needed."""
+        start, bundle = self._wait_for_start()
+        outcome = self._run_guarded(start, bundle)
+        self._channel.send(ChildFrame.OUTCOME, **outcome.to_json())
+
+    def _wait_for_start(self) -> tuple[ChildStart, bytes | None]:
+        frame = self._channel.receive()
+        if frame is None:
+            os._exit(0)
+        if isinstance(frame, bytes) or frame.get("t") != ChildFrame.START:
+            raise MessageError("the first frame must be the start of a trial")
+        start = ChildStart.from_json(frame["start"])
+        if not start.has_bundle:
+            return start, None
+        bundle = self._channel.receive()
+        if not isinstance(bundle, bytes):
+            raise MessageError("the bundle of the objective is missing")
+        return start, bundle
+
+    def _run_guarded(self, start: ChildStart, bundle: bytes | None) -> Outcome:
         """Run the trial; whatever happens, return how it ended."""
         loading = True
         try:

@@ -49,6 +49,7 @@ class WorkerLoop:
         desk: Optuna, for the storage lane.
         port: The job queue, for the queue lane.
         tell_beat: Hands what is held now to the beat.
+        forget_job: Has the beat renew a job no more; blocks for a beat at most.
         spawn: Starts a child; called from this loop's thread only.
     """
 
@@ -63,6 +64,7 @@ class WorkerLoop:
         port: QueuePort,
         inbox: Inbox,
         tell_beat: Callable[[Held], None],
+        forget_job: Callable[[str], None],
         spawn: Callable[[], Child],
     ) -> None:
         self.settings = settings
@@ -85,6 +87,7 @@ class WorkerLoop:
         self.stop_after_trials: int | None = None
         self.stop_when_empty = False
         self._tell_beat = tell_beat
+        self.forget_job = forget_job
         self._selector = selectors.DefaultSelector()
         self._selector.register(inbox, selectors.EVENT_READ, lambda _mask: inbox.run())
         self.spares = SpareShelf(spawn, self._watch_child, settings.spares)

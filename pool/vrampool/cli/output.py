@@ -73,7 +73,7 @@ def device_view(device: WorkerRecord) -> RenderableType:
     used = sum(item.measured_bytes or 0 for item in device.running)
     state = "" if device.state == "ready" else f", {device.state}: {device.reason}"
     table.add_row(
-        Text("  " + device.device_name, style="cyan"),
+        Text("  " + device.device_name[:42], style="cyan", no_wrap=True),
         ProgressBar(total=max(device.budget_bytes, 1), completed=used, width=20),
         Text(f"{format_bytes(used)} of {format_bytes(device.budget_bytes)} budget{state}"),
     )

@@ -84,8 +84,11 @@ def run(as_json: bool, **given: Any) -> int:
 
     Starts a pool for it and ends it afterwards, unless one runs already or --redis names one.
     """
+    from optuna import logging as optuna_logging
+
     from vrampool.cli.output import follow, print_summary, summary
 
+    optuna_logging.set_verbosity(optuna_logging.WARNING)
     settings = take_settings(given)
     asked = _asked(given)
     if asked["n_trials"] is None and asked["total"] is None and asked["timeout"] is None:

@@ -68,7 +68,7 @@ _HOST_TEXT = re.compile(
     r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)"
     r"|\[enforce fail at alloc_cpu\.cpp"
     r"|device:CPU:\d+ by allocator"
-    r"|DataLoader worker \(pid[^)]*\) is killed by signal: (?:Killed|Bus error)|out of shared memory"
+    r"|DataLoader worker \(pid.{1,80}? is killed by signal: (?:Killed|Bus error)|out of shared memory"
     r"|unable to (?:mmap|allocate shared memory)|unable to open shared memory object"
     r"|std::bad_alloc|Cannot allocate memory"
     r"|can't start new thread"

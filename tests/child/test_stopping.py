@@ -1,0 +1,115 @@
+"""A trial is asked first, then killed; whatever it is doing."""
+
+from __future__ import annotations
+
+import signal
+
+from support.child_driver import ChildDriver, Story
+
+from vrampool_worker.children import EventKind
+
+
+def started(driver: ChildDriver, source: str, word: str = "begun") -> Story:
+    """Start an objective and wait until it has printed a word."""
+    story = driver.start(driver.spawn(), source)
+    driver.until(lambda: word in story.child.log_tail() or story.child.gone)
+    assert not story.child.gone, str(story)
+    return story
+
+
+def test_an_objective_that_is_asked_to_stop_can_clean_up(driver: ChildDriver) -> None:
+    story = started(
+        driver,
+        "import time\ndef objective(trial):\n    try:\n        print('begun')\n        time.sleep(600)\n"
+        "    finally:\n        print('cleaned up')\n",
+    )
+    story.child.ask_stop()
+    driver.until(lambda: story.child.gone)
+    assert story.outcome.kind == "stopped"
+    assert "cleaned up" in story.log
+
+
+def test_a_bare_retry_loop_does_not_swallow_the_stop(driver: ChildDriver) -> None:
+    story = started(
+        driver,
+        "import time\ndef objective(trial):\n    print('begun')\n    while True:\n        try:\n"
+        "            time.sleep(1)\n        except Exception:\n            pass\n",
+    )
+    story.child.ask_stop()
+    driver.until(lambda: story.child.gone)
+    assert story.outcome.kind == "stopped"
+
+
+def test_the_stop_is_raised_once(driver: ChildDriver) -> None:
+    """An objective that catches it and returns a value has its value; the second order does not spoil it."""
+    story = started(
+        driver,
+        "import time\ndef objective(trial):\n    try:\n        print('begun')\n        time.sleep(600)\n"
+        "    except BaseException:\n        time.sleep(0.3)\n    return 2.0\n",
+    )
+    story.child.ask_stop()
+    driver.turn(0.05)
+    story.child.ask_stop()
+    driver.until(lambda: story.child.gone)
+    assert story.outcome.values == [2.0]
+
+
+def test_one_that_holds_the_interpreter_is_killed(driver: ChildDriver) -> None:
+    """A loop that runs for hours in C, with the interpreter's lock held and no look at signals."""
+    story = started(
+        driver,
+        "def objective(trial):\n    print('begun\\nnow')\n    return float(sum(range(10**13)))\n",
+        word="now",
+    )
+    story.child.ask_stop()
+    for _ in range(10):
+        driver.turn(0.02)
+    assert not story.child.exited
+    story.child.kill()
+    driver.until(lambda: story.child.gone)
+    assert story.exited["signal"] == signal.SIGKILL
+
+
+def test_a_stop_never_cuts_a_frame(driver: ChildDriver) -> None:
+    """Asked while it sends megabytes, over and over: what arrives is whole frames, then the outcome."""
+    story = started(
+        driver,
+        "def objective(trial):\n    print('begun')\n    while True:\n"
+        "        trial.set_user_attr('blob', 'x' * 3_000_000)\n",
+    )
+    driver.until(lambda: story.calls)
+    story.child.ask_stop()
+    driver.until(lambda: story.child.gone)
+    assert "misbehaved" not in story.kinds
+    assert story.outcome.kind == "stopped"
+
+
+def test_a_stop_while_a_call_waits_for_its_answer_ends_the_call(driver: ChildDriver) -> None:
+    driver.serve_calls = False
+    story = driver.start(
+        driver.spawn(),
+        "def objective(trial):\n    try:\n        trial.suggest_float('x', 0, 1)\n"
+        "    finally:\n        trial.set_user_attr('y', 1)\n",
+    )
+    driver.until(lambda: story.first(EventKind.CALL))
+    story.child.ask_stop()
+    driver.until(lambda: story.kinds.count("call") == 2)
+    first, second = [event for event in story.events if event.kind is EventKind.CALL]
+    story.child.reply(first.data["id"], value=0.5)  # late, for a call that nobody waits for
+    driver.serve(story, second)
+    driver.until(lambda: story.child.gone)
+    assert story.outcome.kind == "stopped"
+
+
+def test_ctrl_c_does_not_reach_a_trial(driver: ChildDriver) -> None:
+    import os
+
+    story = started(
+        driver,
+        "import time\ndef objective(trial):\n    print('begun')\n    for _ in range(30): time.sleep(0.01)\n    return 1.0\n",
+    )
+    assert story.child.pid is not None
+    os.kill(story.child.pid, signal.SIGINT)
+    os.kill(story.child.keeper_pid, signal.SIGINT)
+    driver.until(lambda: story.child.gone)
+    assert story.outcome.values == [1.0]
