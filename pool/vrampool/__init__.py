@@ -47,7 +47,7 @@ _HOMES = {
     "VrampoolError": "vrampool.errors",
 }
 
-__all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - the names are the keys
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

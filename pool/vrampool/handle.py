@@ -239,7 +239,9 @@ class Handle:
 
     def stop(self, reason: str = "stopped") -> None:
         """Create no more trials; those that run finish, those that wait leave."""
-        if self._catalog.set_submission_state(self.id, SubmissionState.STOPPING, reason, expected=(SubmissionState.OPEN,)):
+        if self._catalog.set_submission_state(
+            self.id, SubmissionState.STOPPING, reason, expected=(SubmissionState.OPEN,)
+        ):
             self._events.publish({"submission": self.id, "state": str(SubmissionState.STOPPING)})
 
     def cancel(self, reason: str = "cancelled") -> None:
@@ -271,7 +273,7 @@ def _reason_line(facts: AttemptFacts | None, trial: FrozenTrial) -> str:
     return first[0][:300] if first else facts.end
 
 
-class _in_optimize_loop:  # noqa: N801 - reads as a statement where it is used
+class _in_optimize_loop:
     """Let a callback call `study.stop()` as Optuna allows inside its own loop."""
 
     def __init__(self, study: optuna.Study) -> None:

@@ -134,7 +134,9 @@ class ChildStart(_Message):
     """All a child needs for its one trial."""
 
     objective: ObjectiveRef
-    trial: dict[str, Any]  #: snapshot for the proxy trial: number, user_attrs, datetime_start, fixed_params, study {...}
+    trial: dict[
+        str, Any
+    ]  #: snapshot for the proxy trial: number, user_attrs, datetime_start, fixed_params, study {...}
     has_bundle: bool = False  #: a raw frame with the bundle follows
     bundle_signature: str | None = None
     env: dict[str, str] = field(default_factory=dict)  #: the submission's env=, set before any user code is imported
@@ -178,7 +180,9 @@ class Outcome(_Message):
     mro: tuple[str, ...] = ()  #: qualified names of its bases, for `catch`
     text: str = ""
     traceback: str = ""
-    memory: dict[str, Any] = field(default_factory=dict)  #: oom: {asked_bytes, allowed_bytes, free_bytes, device: cuda|host}
+    memory: dict[str, Any] = field(
+        default_factory=dict
+    )  #: oom: {asked_bytes, allowed_bytes, free_bytes, device: cuda|host}
     sample: dict[str, Any] = field(default_factory=dict)  #: the last `MemorySample`
     exit_code: int | None = None  #: SystemExit's code, when that was raised
     loading: bool = False  #: failed before the objective ran: it could not be imported or opened

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-import socket
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import optuna
@@ -16,41 +13,16 @@ from optuna.exceptions import DuplicatedStudyError
 from optuna.study import StudyDirection
 
 from vrampool import mirror
+from vrampool.asking import build_spec, read_directions
 from vrampool.errors import InputError, ObjectiveFailedError, OutOfScopeError, RequestError, StudyError
 from vrampool.handle import Handle
 from vrampool.local.starting import LocalPool, attach_or_start
 from vrampool.messages import SubmissionSpec
-from vrampool.objectives import resolve
-from vrampool.objectives.samplers import dump_pruner, dump_sampler
 from vrampool.queueing import Events, JobQueue, Registry, WaitingJob, WorkerRecord, connect
 from vrampool.settings import Settings, load_settings
 from vrampool.signing import load_secret, open_spec, sign_spec
 from vrampool.storage import Catalog, attempt_of, open_storage
-from vrampool.units import format_bytes, parse_bytes
-
-#: What `submit` takes for granted; `check` needs it too.
-_DEFAULTS: dict[str, Any] = {
-    "n_trials": None,
-    "total": None,
-    "study_name": None,
-    "vram": "auto",
-    "sampler": None,
-    "pruner": None,
-    "timeout": None,
-    "trial_timeout_s": None,
-    "max_concurrent_trials": None,
-    "priority": 0,
-    "env": None,
-    "workdir": None,
-    "points": (),
-    "skip_if_exists": False,
-    "catch": None,
-    "retry_timeouts": False,
-    "max_infra_retries": 2,
-    "oom": "auto",
-    "seed": None,
-    "gpus": 1,
-}
+from vrampool.units import format_bytes
 
 
 class Pool:
@@ -203,7 +175,8 @@ class Pool:
             InputError: something asked for cannot be done; nothing was created.
             UnreachableError: Redis or the database does not answer.
         """
-        spec, bundle = self._spec(
+        spec, bundle = build_spec(
+            self._settings,
             objective,
             n_trials=n_trials,
             total=total,
@@ -226,7 +199,7 @@ class Pool:
             seed=seed,
             gpus=gpus,
         )
-        wanted = _directions(direction, directions)
+        wanted = read_directions(direction, directions)
         self._open()
         self._check_fits(spec)
         self._prepare_study(spec.study_name, wanted)
@@ -287,54 +260,8 @@ class Pool:
         Raises:
             InputError: something asked for cannot be done.
         """
-        _directions(asked.pop("direction", None), asked.pop("directions", None))
-        self._spec(objective, **(_DEFAULTS | asked))
-
-    def _spec(self, objective: Callable[..., Any] | str, **asked: Any) -> tuple[SubmissionSpec, bytes | None]:
-        """Check everything that can be checked without a pool and put it into a spec."""
-        if asked["gpus"] != 1:
-            raise OutOfScopeError(f"gpus={asked['gpus']}: one trial uses one device here; spread work over trials instead")
-        _check_counts(asked)
-        vram = asked["vram"]
-        if vram != "auto":
-            vram = parse_bytes(vram, what="vram")
-        workdir = None if asked["workdir"] is None else str(Path(asked["workdir"]).expanduser().resolve())
-        if workdir is not None and not Path(workdir).is_dir():
-            raise InputError(f"workdir {workdir} is not a directory")
-        reference, bundle = resolve(
-            objective,
-            workdir=workdir,
-            bundle_limit_bytes=self._settings.bundle_bytes,
-            allow_bundles=self._settings.objectives == "any",
-        )
-        catch = asked["catch"]
-        name = asked["study_name"] or f"{reference.target.rpartition(':')[2] or 'study'}-{uuid.uuid4().hex[:6]}"
-        seed = int.from_bytes(os.urandom(4)) if asked["seed"] is None else asked["seed"]
-        spec = SubmissionSpec(
-            submission_id=uuid.uuid4().hex[:12],
-            study_name=name,
-            objective=reference,
-            n_trials=asked["n_trials"],
-            total=asked["total"],
-            timeout_s=asked["timeout"],
-            trial_timeout_s=asked["trial_timeout_s"],
-            catch=None if catch is None else tuple(f"{item.__module__}.{item.__qualname__}" for item in catch),
-            vram=vram,
-            max_concurrent_trials=asked["max_concurrent_trials"],
-            priority=asked["priority"],
-            env={str(key): str(value) for key, value in (asked["env"] or {}).items()},
-            sampler=dump_sampler(asked["sampler"]),
-            pruner=dump_pruner(asked["pruner"]),
-            points=tuple(dict(point) for point in asked["points"]),
-            skip_if_exists=asked["skip_if_exists"],
-            retry_timeouts=asked["retry_timeouts"],
-            max_infra_retries=asked["max_infra_retries"],
-            oom=asked["oom"],
-            seed=seed,
-            created_at=time.time(),
-            submitter=f"{socket.gethostname()}:{os.getpid()}",
-        )
-        return spec, bundle
+        read_directions(asked.pop("direction", None), asked.pop("directions", None))
+        build_spec(self._settings, objective, **asked)
 
     def _prepare_study(self, study_name: str, directions: list[str] | None) -> None:
         """Make the study, or check that the one that is there has the same directions."""
@@ -426,34 +353,6 @@ class Pool:
 def _check_system() -> None:
     if platform.system() != "Linux":
         raise OutOfScopeError(f"vrampool runs on Linux, not on {platform.system()}; use a Linux host or WSL 2")
-
-
-def _check_counts(asked: Mapping[str, Any]) -> None:
-    if asked["n_trials"] is not None and asked["total"] is not None:
-        raise InputError("give n_trials (how many to add) or total (how many in all), not both")
-    for name in ("n_trials", "total", "max_concurrent_trials"):
-        value = asked[name]
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise InputError(f"{name} must be a whole number, not {value!r}")
-        # Optuna allows n_trials=0 and runs nothing; a pool would wait for nothing, so it is refused as a slip.
-        if value is not None and value < 1:
-            raise InputError(f"{name} must be at least 1, not {value}")
-    for name in ("timeout", "trial_timeout_s"):
-        value = asked[name]
-        if value is not None and (not isinstance(value, (int, float)) or value <= 0):
-            raise InputError(f"{name} must be a number of seconds above 0, not {value!r}")
-    if asked["oom"] not in ("auto", "user"):
-        raise InputError(f"oom must be 'auto' or 'user', not {asked['oom']!r}")
-
-
-def _directions(direction: str | None, directions: Sequence[str] | None) -> list[str] | None:
-    if direction is not None and directions is not None:
-        raise InputError("give direction or directions, not both")
-    found = [direction] if direction is not None else list(directions) if directions is not None else None
-    for item in found or ():
-        if item not in ("minimize", "maximize"):
-            raise InputError(f"direction must be 'minimize' or 'maximize', not {item!r}")
-    return found
 
 
 def _objective_failed(handle: Handle) -> ObjectiveFailedError:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 _log = logging.getLogger("vrampool.processes")
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 #: Exit codes that say a restart would change nothing: wrong input, and a device that is lost.
@@ -25,6 +26,15 @@ FINAL_EXIT_CODES = frozenset({2, 3})
 def end_with_parent(signum: int = signal.SIGTERM) -> None:
     """Ask the kernel to signal this process when the thread that started it ends. Call it first thing."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+
+
+def keep_secrets() -> None:
+    """Make this process unreadable for others of the same user: no core dump, no ptrace, no /proc/PID/environ or mem.
+
+    The parents hold the pool's credentials, and the objectives they run belong to the same user. What they exec is
+    readable again.
+    """
+    _LIBC.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 class KeptProcess:
@@ -96,7 +106,9 @@ class KeptProcess:
             if code in self._final or code == 0:
                 self.given_up = True
                 return
-            _log.warning("%s ended with %s after %.1f s; it is started again in %.1f s", self.name, code, lived_s, pause_s)
+            _log.warning(
+                "%s ended with %s after %.1f s; it is started again in %.1f s", self.name, code, lived_s, pause_s
+            )
         if not self.given_up and self._clock() >= self._next_at_s:
             if self.exit_code is not None:
                 self.restarts += 1

@@ -168,9 +168,16 @@ def _convert(item: dataclasses.Field[Any], value: Any, source: str) -> Any:
         if "bool" in kind:
             if isinstance(value, bool):
                 return value
-            return {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}[
-                str(value).strip().lower()
-            ]
+            return {
+                "1": True,
+                "true": True,
+                "yes": True,
+                "on": True,
+                "0": False,
+                "false": False,
+                "no": False,
+                "off": False,
+            }[str(value).strip().lower()]
         if "int" in kind:
             if isinstance(value, bool):
                 raise ValueError

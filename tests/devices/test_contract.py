@@ -28,7 +28,9 @@ def _fake_gpu(request: pytest.FixtureRequest) -> tuple[Device, Callable[[int, in
 
 def _real_gpu(_: pytest.FixtureRequest) -> tuple[Device, Callable[[int, int], None]]:
     try:
-        return find_devices(Settings(gpu="0"), {})[0], lambda pid, held_bytes: pytest.skip("needs a program that uses CUDA")
+        return find_devices(Settings(gpu="0"), {})[0], lambda pid, held_bytes: pytest.skip(
+            "needs a program that uses CUDA"
+        )
     except VrampoolError as error:
         pytest.skip(str(error))
 

@@ -80,7 +80,9 @@ def test_cards_are_named_within_the_mask(two_cards, gpu, mask, expected):
     assert ids(gpu, mask) == expected
 
 
-@pytest.mark.parametrize(("gpu", "mask"), [("2", None), ("1", "1"), (FIRST, "1"), ("GPU-", None), ("0,cpu", None), ("", None)])
+@pytest.mark.parametrize(
+    ("gpu", "mask"), [("2", None), ("1", "1"), (FIRST, "1"), ("GPU-", None), ("0,cpu", None), ("", None)]
+)
 def test_a_card_that_is_not_there_is_refused_and_those_that_are_there_named(two_cards, gpu, mask):
     with pytest.raises(InputError, match="--gpu"):
         ids(gpu, mask)

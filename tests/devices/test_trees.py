@@ -35,7 +35,9 @@ class Proc:
         if children is not None or not (task / "children").exists():
             (task / "children").write_text(children or "")
         (self.root / str(pid) / "statm").write_text(f"99999 {resident_bytes // PAGE} 1 1 0 1 0")
-        (self.root / str(pid) / "smaps_rollup").write_text(f"00-ff ---p [rollup]\nRss: 1 kB\nPss: {exact_bytes // 1024} kB\n")
+        (self.root / str(pid) / "smaps_rollup").write_text(
+            f"00-ff ---p [rollup]\nRss: 1 kB\nPss: {exact_bytes // 1024} kB\n"
+        )
 
     def clock(self) -> float:
         return self.now_s

@@ -48,22 +48,57 @@ def raised(error: BaseException) -> MemoryFault | None:
         ("torch.OutOfMemoryError", "torch", TORCH, "no figures at all"),
         ("OutOfMemoryError", "torch.cuda", ("torch.cuda.OutOfMemoryError", *RUNTIME), OLD_TEXT),
         ("MyOom", "user", ("user.MyOom", *TORCH), "wrapped by a subclass"),
-        ("RuntimeError", "builtins", RUNTIME, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        (
+            "RuntimeError",
+            "builtins",
+            RUNTIME,
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        ),
         ("RuntimeError", "builtins", RUNTIME, "cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
         ("RuntimeError", "builtins", RUNTIME, "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
         ("RuntimeError", "builtins", RUNTIME, "CUDA error: out of memory\nCUDA kernel errors might be reported later"),
         ("AcceleratorError", "torch", ("torch.AcceleratorError", *RUNTIME), "CUDA error: out of memory"),
         ("RuntimeError", "builtins", RUNTIME, "CUDA driver error: out of memory"),
         ("RuntimeError", "builtins", RUNTIME, "HIP out of memory. Tried to allocate 1.00 GiB"),
-        ("RuntimeError", "builtins", RUNTIME, "NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp:838"),
+        (
+            "RuntimeError",
+            "builtins",
+            RUNTIME,
+            "NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp:838",
+        ),
         ("DistBackendError", "torch.distributed", RUNTIME, "NCCL error: Cuda failure 2 'out of memory'"),
-        ("RuntimeError", "builtins", RUNTIME, "Caught RuntimeError in replica 1 on device 1.\nCUDA out of memory. Tried"),
+        (
+            "RuntimeError",
+            "builtins",
+            RUNTIME,
+            "Caught RuntimeError in replica 1 on device 1.\nCUDA out of memory. Tried",
+        ),
         ("RuntimeError", "builtins", RUNTIME, "Triton Error [CUDA]: out of memory"),
-        ("OutOfMemoryError", "cupy.cuda.memory", ("cupy.cuda.memory.OutOfMemoryError", *MEMORY), "Out of memory allocating"),
+        (
+            "OutOfMemoryError",
+            "cupy.cuda.memory",
+            ("cupy.cuda.memory.OutOfMemoryError", *MEMORY),
+            "Out of memory allocating",
+        ),
         ("MemoryError", "builtins", MEMORY, "std::bad_alloc: out_of_memory: CUDA error: cudaErrorMemoryAllocation"),
-        ("XlaRuntimeError", "jaxlib.xla_extension", RUNTIME, "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 bytes"),
-        ("XGBoostError", "xgboost.core", ("xgboost.core.XGBoostError", *PLAIN), "cudaErrorMemoryAllocation: out of memory"),
-        ("LightGBMError", "lightgbm.basic", ("lightgbm.basic.LightGBMError", *PLAIN), "[CUDA] out of memory /src/cuda.cu 20"),
+        (
+            "XlaRuntimeError",
+            "jaxlib.xla_extension",
+            RUNTIME,
+            "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 bytes",
+        ),
+        (
+            "XGBoostError",
+            "xgboost.core",
+            ("xgboost.core.XGBoostError", *PLAIN),
+            "cudaErrorMemoryAllocation: out of memory",
+        ),
+        (
+            "LightGBMError",
+            "lightgbm.basic",
+            ("lightgbm.basic.LightGBMError", *PLAIN),
+            "[CUDA] out of memory /src/cuda.cu 20",
+        ),
         ("CudaAPIError", "numba.cuda", ("numba.cuda.CudaAPIError", *PLAIN), "results in CUDA_ERROR_OUT_OF_MEMORY"),
         (
             "ResourceExhaustedError",
@@ -82,8 +117,18 @@ def test_device_memory_ran_out(type_name, module, mro, text):
     ("type_name", "module", "mro", "text"),
     [
         ("MemoryError", "builtins", MEMORY, ""),
-        ("_ArrayMemoryError", "numpy._core._exceptions", MEMORY, "Unable to allocate 1.86 GiB for an array with shape (9,)"),
-        ("RuntimeError", "builtins", RUNTIME, "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        (
+            "_ArrayMemoryError",
+            "numpy._core._exceptions",
+            MEMORY,
+            "Unable to allocate 1.86 GiB for an array with shape (9,)",
+        ),
+        (
+            "RuntimeError",
+            "builtins",
+            RUNTIME,
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes",
+        ),
         (
             "RuntimeError",
             "builtins",
@@ -91,13 +136,33 @@ def test_device_memory_ran_out(type_name, module, mro, text):
             "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
             "allocate 8000000000 bytes. Error code 12 (Cannot allocate memory)",
         ),
-        ("RuntimeError", "builtins", RUNTIME, "Caught RuntimeError in DataLoader worker process 0.\n[enforce fail at alloc_cpu.cpp:1"),
+        (
+            "RuntimeError",
+            "builtins",
+            RUNTIME,
+            "Caught RuntimeError in DataLoader worker process 0.\n[enforce fail at alloc_cpu.cpp:1",
+        ),
         ("RuntimeError", "builtins", RUNTIME, "DataLoader worker (pid 4711) is killed by signal: Killed. "),
-        ("RuntimeError", "builtins", RUNTIME, "DataLoader worker (pid(s) 4711) is killed by signal: Bus error. It is possible"),
-        ("RuntimeError", "builtins", RUNTIME, "unable to mmap 800 bytes from file <torch_1>: Cannot allocate memory (12)"),
+        (
+            "RuntimeError",
+            "builtins",
+            RUNTIME,
+            "DataLoader worker (pid(s) 4711) is killed by signal: Bus error. It is possible",
+        ),
+        (
+            "RuntimeError",
+            "builtins",
+            RUNTIME,
+            "unable to mmap 800 bytes from file <torch_1>: Cannot allocate memory (12)",
+        ),
         ("RuntimeError", "builtins", RUNTIME, "can't start new thread"),
         ("OSError", "builtins", ("builtins.OSError", *PLAIN), "[Errno 12] Cannot allocate memory"),
-        ("ImportError", "builtins", ("builtins.ImportError", *PLAIN), "libtorch.so: failed to map segment from shared object"),
+        (
+            "ImportError",
+            "builtins",
+            ("builtins.ImportError", *PLAIN),
+            "libtorch.so: failed to map segment from shared object",
+        ),
         (
             "ResourceExhaustedError",
             "tensorflow.python.framework.errors_impl",
@@ -182,7 +247,9 @@ def test_a_fault_survives_the_way_from_child_to_parent():
     assert MemoryFault.from_dict({"device": "host", "asked_bytes": "many"}) == MemoryFault(MemoryKind.HOST)
 
 
-@pytest.mark.parametrize("tail", ["libgomp: Thread creation failed: Resource", "what():  std::bad_alloc\n", "MemoryError\n"])
+@pytest.mark.parametrize(
+    "tail", ["libgomp: Thread creation failed: Resource", "what():  std::bad_alloc\n", "MemoryError\n"]
+)
 def test_the_output_of_a_dead_process_may_tell_of_host_memory(tail):
     assert classify_log(tail).kind == MemoryKind.HOST
 

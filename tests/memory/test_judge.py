@@ -87,7 +87,9 @@ def test_one_that_would_have_outgrown_its_old_lease_too_is_the_culprit():
     assert verdict(error, lease_bytes=4 * GIB, lease_before_shrink_bytes=10 * GIB) == Verdict.CULPRIT
 
 
-@pytest.mark.parametrize("error", [fault(), fault(2 * GIB, 9 * GIB, 100 * GIB), fault(kind=HOST), fault(GIB, None, MIB, GIB)])
+@pytest.mark.parametrize(
+    "error", [fault(), fault(2 * GIB, 9 * GIB, 100 * GIB), fault(kind=HOST), fault(GIB, None, MIB, GIB)]
+)
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_every_judgement_names_the_lease_it_ran_with(error, on_cpu):
     assert "lease of 10.0 GiB" in judge(error, VerdictNumbers(10 * GIB, on_cpu=on_cpu)).reason

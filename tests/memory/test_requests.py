@@ -12,7 +12,9 @@ from vrampool.units import GIB, MIB
 peaks = st.lists(st.builds(PastPeak, st.integers(1, 200 * GIB), st.booleans(), st.none()), max_size=20)
 
 
-@pytest.mark.parametrize(("value", "expected"), [("auto", None), (" Auto ", None), (None, None), ("6GiB", 6 * GIB), (500, 500)])
+@pytest.mark.parametrize(
+    ("value", "expected"), [("auto", None), (" Auto ", None), (None, None), ("6GiB", 6 * GIB), (500, 500)]
+)
 def test_what_a_submission_declares_is_auto_or_a_size(value, expected):
     assert parse_vram(value) == expected
 

@@ -22,6 +22,23 @@ def test_an_unreachable_redis_is_named_without_its_password():
     assert "hunter2" not in text and len(text.splitlines()) <= 2
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://127.0.0.1:1/0?password=hunter2",
+        "redis://:hunter2@127.0.0.1:1/0",
+        "redis://:1/hunter2@127.0.0.1:1",
+        "redis://:hunter2/x@127.0.0.1:1",
+        "rediss://anna:hunter2@@127.0.0.1:1/0",
+        "unix://anna:hunter2@/nowhere.sock",
+    ],
+)
+def test_no_way_of_writing_a_password_shows_it(url):
+    with pytest.raises((UnreachableError, SettingsError)) as caught:
+        connect(url, role="client")
+    assert "hunter2" not in f"{caught.value}"
+
+
 def test_a_missing_socket_is_unreachable(tmp_path):
     with pytest.raises(UnreachableError, match="does not answer"):
         connect(f"unix://{tmp_path}/none.sock", role="client")

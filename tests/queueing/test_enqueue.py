@@ -6,7 +6,7 @@ import pytest
 from support.valkey import SIGNER, count_round_trips, ticket
 
 from vrampool.errors import StaleLeaderError
-from vrampool.queueing import JobQueue, Leadership, Liveness, Offer, begin, discard, put_back, take
+from vrampool.queueing import JobQueue, Leadership, Liveness, Offer, begin, discard, finish, put_back, take
 from vrampool.queueing.names import Names
 
 
@@ -128,6 +128,23 @@ def test_cancel_removes_what_waits_and_leaves_what_a_worker_holds(queue, pool, c
     assert not connection.exists(names.job("sub1-1"), names.job("sub1-2"))
     assert connection.lrange(names.intermediate, 0, -1) == [b"sub1-0"]
     assert queue.cancel([]) == []
+
+
+def test_cancel_clears_what_a_dead_worker_left_and_keeps_what_ended_for_people_to_see(queue, pool, connection):
+    """The coordinator calls it for a trial that it has just failed as lost."""
+    names = Names(pool)
+    queue.enqueue([ticket(pool, n) for n in range(3)])
+    executions = {}
+    for number in range(3):
+        taken = take(connection, pool, offer(f"L{number}"))
+        executions[number] = begin(connection, pool, taken.job_id, "w1", 30)
+    finish(connection, pool, "sub1-2", "w1", executions[2], "finished")
+    connection.delete(names.live("sub1-1"))
+    assert queue.cancel([f"sub1-{n}" for n in range(3)]) == []
+    assert connection.zrange(names.started, 0, -1) == [f"sub1-0:{executions[0]}".encode()]
+    left = {key.decode() for key in connection.keys("*sub1-1*")}
+    assert left == set()
+    assert connection.exists(names.job("sub1-0"), names.job("sub1-2")) == 2
 
 
 def test_a_ticket_of_another_pool_is_a_programming_error(queue):

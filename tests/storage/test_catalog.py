@@ -38,18 +38,20 @@ def _stop_all(barrier: Any, index: int, url: str, ids: list[str]) -> list[bool]:
     return won
 
 
-def test_each_point_is_reserved_by_one_of_several_processes(storage: PoolStorage, url: str) -> None:
+def test_each_point_is_reserved_by_one_of_several_processes(storage: PoolStorage, ready_url: str) -> None:
     storage.close()
-    results = race(4, _reserve_all, url)
+    results = race(4, _reserve_all, ready_url)
     assert [sum(one) for one in zip(*results, strict=True)] == [1] * POINTS
 
 
-def test_a_submission_is_moved_on_by_one_of_several_processes(storage: PoolStorage, url: str, catalog: Catalog) -> None:
+def test_a_submission_is_moved_on_by_one_of_several_processes(
+    storage: PoolStorage, ready_url: str, catalog: Catalog
+) -> None:
     ids = [f"s{number}" for number in range(10)]
     for submission_id in ids:
         catalog.add_submission(submission_id, "study", "{}")
     storage.close()
-    results = race(4, _stop_all, url, ids)
+    results = race(4, _stop_all, ready_url, ids)
     assert [sum(one) for one in zip(*results, strict=True)] == [1] * len(ids)
     for position, row in enumerate(catalog.submissions()):
         winner = [result[position] for result in results].index(True)

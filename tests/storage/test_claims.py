@@ -112,11 +112,11 @@ def winners(results: list[list[bool]]) -> list[int]:
     return [sum(one) for one in zip(*results, strict=True)]
 
 
-def test_one_of_several_processes_claims_each_trial(storage: PoolStorage, url: str, study_id: int) -> None:
+def test_one_of_several_processes_claims_each_trial(storage: PoolStorage, ready_url: str, study_id: int) -> None:
     trial_ids = [waiting(storage, study_id) for _ in range(RACED)]
     storage.close()
 
-    results = race(PROCESSES, _claim_all, url, trial_ids)
+    results = race(PROCESSES, _claim_all, ready_url, trial_ids)
 
     assert winners(results) == [1] * RACED
     for position, trial_id in enumerate(trial_ids):
@@ -125,11 +125,11 @@ def test_one_of_several_processes_claims_each_trial(storage: PoolStorage, url: s
         assert results[int(str(claimed_by(trial))[1:])][position], "the claim on the trial is the winner's"
 
 
-def test_one_of_several_processes_fails_each_lost_trial(storage: PoolStorage, url: str, study_id: int) -> None:
+def test_one_of_several_processes_fails_each_lost_trial(storage: PoolStorage, ready_url: str, study_id: int) -> None:
     trial_ids = [running(storage, study_id) for _ in range(RACED)]
     storage.close()
 
-    results = race(PROCESSES, _fail_all, url, trial_ids)
+    results = race(PROCESSES, _fail_all, ready_url, trial_ids)
 
     assert winners(results) == [1] * RACED
     for position, trial_id in enumerate(trial_ids):
@@ -137,11 +137,11 @@ def test_one_of_several_processes_fails_each_lost_trial(storage: PoolStorage, ur
         assert lost_reason(storage.get_trial(trial_id)) == f"seen by {winner}"
 
 
-def test_a_trial_is_claimed_or_cancelled_never_both(storage: PoolStorage, url: str, study_id: int) -> None:
+def test_a_trial_is_claimed_or_cancelled_never_both(storage: PoolStorage, ready_url: str, study_id: int) -> None:
     trial_ids = [waiting(storage, study_id) for _ in range(RACED)]
     storage.close()
 
-    results = race(PROCESSES, _claim_or_cancel_all, url, trial_ids)
+    results = race(PROCESSES, _claim_or_cancel_all, ready_url, trial_ids)
 
     assert winners(results) == [1] * RACED
     for trial_id in trial_ids:
@@ -153,7 +153,7 @@ def test_a_trial_is_claimed_or_cancelled_never_both(storage: PoolStorage, url: s
         )
 
 
-def test_a_lost_trial_is_retried_once_however_many_ask(storage: PoolStorage, url: str, study_id: int) -> None:
+def test_a_lost_trial_is_retried_once_however_many_ask(storage: PoolStorage, ready_url: str, study_id: int) -> None:
     trials = []
     for _ in range(RACED // 2):
         trial_id = running(storage, study_id)
@@ -161,7 +161,7 @@ def test_a_lost_trial_is_retried_once_however_many_ask(storage: PoolStorage, url
         trials.append(storage.get_trial(trial_id))
     storage.close()
 
-    results = race(PROCESSES, _retry_all, url, trials, study_id)
+    results = race(PROCESSES, _retry_all, ready_url, trials, study_id)
 
     assert all(len(set(ids)) == 1 for ids in zip(*results, strict=True))
     everything = storage.get_all_trials(study_id)

@@ -13,8 +13,8 @@ from vrampool.storage import WorkerView, open_storage
 
 class TestStorageConforms(StorageTestCase):
     @pytest.fixture
-    def storage(self, url: str) -> Iterator[BaseStorage]:
-        opened = open_storage(url, create_schema=True)
+    def storage(self, ready_url: str) -> Iterator[BaseStorage]:
+        opened = open_storage(ready_url, create_schema=False)
         yield opened
         opened.close()
 
@@ -23,7 +23,7 @@ class TestWorkerViewConforms(StorageTestCase):
     """It sees its own writes at once, and these tests write through it alone."""
 
     @pytest.fixture
-    def storage(self, sqlite_url: str) -> Iterator[BaseStorage]:
-        opened = open_storage(sqlite_url, create_schema=True)
+    def storage(self, ready_sqlite_url: str) -> Iterator[BaseStorage]:
+        opened = open_storage(ready_sqlite_url, create_schema=False)
         yield WorkerView(opened)
         opened.close()

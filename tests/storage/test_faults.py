@@ -121,6 +121,21 @@ def test_a_server_without_a_free_connection_is_told_as_that(postgres_server: Pos
     storage.close()
 
 
+def test_a_row_that_somebody_holds_is_not_waited_for_for_ever(
+    postgres_server: PostgresServer, postgres_url: str
+) -> None:
+    """A process may be frozen between two statements of a transaction."""
+    storage = open_storage(postgres_url, create_schema=True, busy_timeout_s=0.1)
+    study_id = storage.create_new_study(MINIMIZE)
+    holder = postgres_server.connect(str(sa.make_url(postgres_url).database))
+    holder.execute("SELECT * FROM studies FOR UPDATE")
+    with pytest.raises(TransientStorageError, match="lock timeout"):
+        create_planned(storage, study_id, Mark("s1"))
+    holder.close()
+    create_planned(storage, study_id, Mark("s1"))
+    storage.close()
+
+
 def test_a_restarted_server_costs_one_repeat_at_most(postgres_url: str, postgres_server: PostgresServer) -> None:
     storage = open_storage(postgres_url, create_schema=True)
     study_id = storage.create_new_study(MINIMIZE)

@@ -78,18 +78,18 @@ def test_a_study_of_the_users_own_is_opened_with_its_trials(url: str) -> None:
     storage.close()
 
 
-def test_a_database_of_another_version_is_refused(storage: PoolStorage, url: str) -> None:
+def test_a_database_of_another_version_is_refused(storage: PoolStorage, ready_url: str) -> None:
     with storage.database.transaction() as session:
         session.execute(sa.text("UPDATE vrampool_meta SET value = '99'"))
     with pytest.raises(SchemaError, match="another version of vrampool"):
-        open_storage(url, create_schema=True)
+        open_storage(ready_url, create_schema=True)
 
 
-def test_a_database_of_another_optuna_is_refused(storage: PoolStorage, url: str) -> None:
+def test_a_database_of_another_optuna_is_refused(storage: PoolStorage, ready_url: str) -> None:
     with storage.database.transaction() as session:
         session.execute(sa.text("UPDATE alembic_version SET version_num = 'v0.9.0.a'"))
     with pytest.raises(SchemaError, match="storage upgrade"):
-        open_storage(url, create_schema=True)
+        open_storage(ready_url, create_schema=True)
 
 
 def test_sqlite_readers_do_not_wait_for_a_writer(sqlite_url: str) -> None:

@@ -25,8 +25,8 @@ SPACE: dict[str, BaseDistribution] = {
 
 
 @pytest.fixture
-def sides(url: str) -> Iterator[TwoSides]:
-    opened = two_sides(url, lambda seed: RandomSampler(seed=seed))
+def sides(ready_url: str) -> Iterator[TwoSides]:
+    opened = two_sides(ready_url, lambda seed: RandomSampler(seed=seed))
     yield opened
     opened.close()
 

@@ -19,11 +19,11 @@ SPACE: dict[str, BaseDistribution] = {"x": FloatDistribution(0, 1), "n": IntDist
 
 
 @pytest.fixture
-def open_sides(url: str) -> Iterator[Callable[..., TwoSides]]:
+def open_sides(ready_url: str) -> Iterator[Callable[..., TwoSides]]:
     opened: list[TwoSides] = []
 
     def opener(sampler: Callable[[int], BaseSampler], **kwargs: object) -> TwoSides:
-        opened.append(two_sides(url, sampler, **kwargs))  # type: ignore[arg-type]
+        opened.append(two_sides(ready_url, sampler, **kwargs))  # type: ignore[arg-type]
         return opened[-1]
 
     yield opener

@@ -17,8 +17,8 @@ from vrampool.storage import claim, fail_lost, prune_infeasible, record_facts
 
 
 @pytest.fixture
-def sides(url: str) -> Iterator[TwoSides]:
-    opened = two_sides(url, lambda seed: RandomSampler(seed=seed), workers=2)
+def sides(ready_url: str) -> Iterator[TwoSides]:
+    opened = two_sides(ready_url, lambda seed: RandomSampler(seed=seed), workers=2)
     yield opened
     opened.close()
 

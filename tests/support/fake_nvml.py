@@ -39,10 +39,18 @@ def build() -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     compiler = [shutil.which("cc") or ""] if shutil.which("cc") else [sys.executable, "-m", "ziglang", "cc"]
     building = folder / f"building-{os.getpid()}-{uuid.uuid4().hex}.so"
-    flags = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC", "-fvisibility=hidden"]
-    subprocess.run(
-        [*compiler, *flags, "-Wl,-soname,libnvidia-ml.so.1", "-o", str(building), str(SOURCE)], check=True
-    )
+    flags = [
+        "-std=c11",
+        "-D_GNU_SOURCE",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-O1",
+        "-shared",
+        "-fPIC",
+        "-fvisibility=hidden",
+    ]
+    subprocess.run([*compiler, *flags, "-Wl,-soname,libnvidia-ml.so.1", "-o", str(building), str(SOURCE)], check=True)
     building.replace(library)  # several test processes may build at once
     return library
 
@@ -168,7 +176,9 @@ class FakeNvml:
 
     def _write(self) -> None:
         # Cards first: the library tells handles by their place, which must not change for a card that stays.
-        lines = sorted(self._records.values(), key=lambda line: (not line.startswith("card"), not line.startswith("mig ")))
+        lines = sorted(
+            self._records.values(), key=lambda line: (not line.startswith("card"), not line.startswith("mig "))
+        )
         writing = self._state.with_suffix(".new")
         writing.write_text("".join(f"{line}\n" for line in lines))
         writing.replace(self._state)

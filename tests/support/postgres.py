@@ -83,17 +83,21 @@ class PostgresServer:
     def url(self, database: str) -> str:
         return f"postgresql+psycopg://postgres@/{database}?host={self.folder}"
 
-    def new_database(self) -> str:
-        """Create an empty database and return its URL."""
+    def new_database(self, *, template: str = "template1") -> str:
+        """Create a database, empty or a copy of one that nobody is connected to, and return its URL."""
         name = f"test_{os.getpid()}_{next(self._names)}"
-        self.execute("postgres", f"CREATE DATABASE {name}")
+        self.execute("postgres", f"CREATE DATABASE {name} TEMPLATE {template}")
         return self.url(name)
+
+    def connect(self, database: str, *, autocommit: bool = False) -> Any:
+        """Open a connection of the administrator's."""
+        import psycopg
+
+        return psycopg.connect(f"host={self.folder} user=postgres dbname={database}", autocommit=autocommit)
 
     def execute(self, database: str, statement: str) -> list[Any]:
         """Run one statement as the administrator; return its rows."""
-        import psycopg
-
-        with psycopg.connect(f"host={self.folder} user=postgres dbname={database}", autocommit=True) as connection:
+        with self.connect(database, autocommit=True) as connection:
             cursor = connection.execute(statement)
             return cursor.fetchall() if cursor.description else []
 

@@ -108,14 +108,14 @@ class TwoSides:
 def two_sides(
     url: str, sampler: Callable[[int], BaseSampler], *, workers: int = 1, seeds: Sequence[int] = (0, 1, 2)
 ) -> TwoSides:
-    """Open a fresh database from several sides.
+    """Open a database from several sides.
 
     Args:
-        url: An empty database.
+        url: A database that is set up and has no study.
         sampler: Makes a sampler from a seed; the coordinator gets the first of `seeds`, workers the next.
         workers: How many.
     """
-    storage = open_storage(url, create_schema=True)
+    storage = open_storage(url, create_schema=False)
     storage.create_new_study([optuna.study.StudyDirection.MINIMIZE], "s")
     clock = Clock()
     sides = []

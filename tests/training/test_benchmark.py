@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -34,6 +34,7 @@ def test_a_dry_run_passes_through_every_case_and_makes_tables_of_them(tmp_path):
     assert all(f"| {case} |" in made.stdout for _, case in cases)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
 def test_without_a_card_it_says_how_to_try_it():
     done = run(BENCHMARKS / "gpu_training.py")
     assert done.returncode == 2

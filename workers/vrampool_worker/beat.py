@@ -55,7 +55,9 @@ class Beat:
     #: News are sent at most this often: a burst of tiny trials is one message.
     NEWS_S = 0.05
 
-    def __init__(self, pulse: Pulse, held: Held, *, interval_s: float, ttl_s: float, on_heard: Callable[[Heard], None]) -> None:
+    def __init__(
+        self, pulse: Pulse, held: Held, *, interval_s: float, ttl_s: float, on_heard: Callable[[Heard], None]
+    ) -> None:
         self.held = held  #: replaced by the main loop
         self._pulse = pulse
         self._interval_s = interval_s
@@ -124,4 +126,3 @@ class Beat:
             except Exception:
                 _log.exception("a beat failed")
                 self._stopped.wait(self._interval_s)
-

@@ -80,11 +80,12 @@ class FrameIntake(_Source):
         self._socket = frames
         self._reader = FrameReader()
         self._out: deque[memoryview] = deque()
+        self._muted = False
         self._watch(selectors.EVENT_READ)
 
     def send(self, data: bytes) -> None:
         """Send as much as goes now; the rest goes when the child reads."""
-        if not self.closed:
+        if not self.closed and not self._muted:
             self._out.append(memoryview(data))
             self.write()
 
@@ -124,17 +125,23 @@ class FrameIntake(_Source):
         yield from self._take(b"", now_s)
 
     def _take(self, data: bytes, now_s: float) -> Iterator[dict[str, Any] | bytes]:
-        frames = list(islice(self._reader.feed(data), _FRAMES_PER_TURN))
-        self._bucket.take(len(frames) + len(data) / _BYTES_PER_TOKEN, now_s)
-        self.due_s = self._bucket.free_at_s()
-        if self.due_s is None and len(frames) == _FRAMES_PER_TURN:
-            self.due_s = now_s  # there may be more in the buffer, of which the selector knows nothing
-        self._rewatch()
-        yield from frames
+        count = 0
+        try:
+            for frame in islice(self._reader.feed(data), _FRAMES_PER_TURN):
+                count += 1
+                yield frame
+        finally:
+            self._bucket.take(count + len(data) / _BYTES_PER_TOKEN, now_s)
+            self.due_s = self._bucket.free_at_s()
+            if self.due_s is None and count == _FRAMES_PER_TURN:
+                self.due_s = now_s  # there may be more in the buffer, of which the selector knows nothing
+            self._rewatch()
 
     def drain(self) -> Iterator[dict[str, Any] | bytes]:
         """Yield all that a dead child has left in the socket: at most what the kernel held."""
         self.due_s = None
+        if self._muted:
+            return
         yield from self._reader.feed(b"")
         while not self.closed:
             try:
@@ -148,8 +155,17 @@ class FrameIntake(_Source):
                 return
             yield from self._reader.feed(data)
 
+    def mute(self) -> None:
+        """Listen no more, and leave the socket open: its end would have the child exit before it can be killed."""
+        self._muted = True
+        self.due_s = None
+        self._out.clear()
+        self._watch(0)
+
     def _rewatch(self) -> None:
-        if not self.closed:
+        if self._muted:
+            self.due_s = None
+        elif not self.closed:
             mask = selectors.EVENT_READ if self.due_s is None else 0
             self._watch(mask | (selectors.EVENT_WRITE if self._out else 0))
 

@@ -295,7 +295,7 @@ class Child:
                 if event is not None:
                     found.append(event)
         except (MessageError, KeyError, TypeError, ValueError) as error:
-            self._frames.close()
+            self._frames.mute()
             self.kill()
             text = f"the trial's process sent what is no message of the pool: {type(error).__name__}: {error}"
             found.append(Event(EventKind.MISBEHAVED, {"text": text[:500]}))

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from vrampool.errors import InputError
+from vrampool.processes import keep_secrets
 from vrampool.settings import Settings, load_settings
 
 
@@ -22,8 +23,12 @@ from vrampool.settings import Settings, load_settings
 @click.option("--max-trials", type=int, help="Trials at once on a device.")
 @click.option("--spares", type=int, help="Processes started ahead of need (default: 1).")
 @click.option("--preload", metavar="MODULES", help="What a spare process imports (default: torch,torch._dynamo).")
-@click.option("--grace", "grace_s", type=float, metavar="S", help="After SIGTERM trials may finish for so long (default: 30).")
-@click.option("--share", is_flag=True, default=None, help="Share the device with another worker; needs an own --budget.")
+@click.option(
+    "--grace", "grace_s", type=float, metavar="S", help="After SIGTERM trials may finish for so long (default: 30)."
+)
+@click.option(
+    "--share", is_flag=True, default=None, help="Share the device with another worker; needs an own --budget."
+)
 @click.option("--objectives", type=click.Choice(["any", "import"]), help="import: refuse objectives from notebooks.")
 @click.option("--env-pass", metavar="NAMES", help="Variables that reach the trials although they look secret.")
 @click.option("--state-dir", type=click.Path(path_type=Path), help="Where logs of trials and the secret are kept.")
@@ -41,4 +46,5 @@ def worker(config: Path | None, **given: Any) -> int:
             "for one machine `vrampool up` starts everything"
         )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    keep_secrets()
     return supervise(settings)

@@ -281,5 +281,3 @@ class StudyDesk:
                     _log.warning("cannot %s yet: %s; it is tried again", what, str(error).splitlines()[0])
                 self.closing.wait(pause_s)
                 pause_s = min(pause_s * 2, 5.0)
-
-

@@ -46,7 +46,9 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
     `VRAMPOOL_BUDGET` and so on.
     """
 
-    def __init__(self, queues: Any, name: str | None = None, *args: Any, settings: Settings | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, queues: Any, name: str | None = None, *args: Any, settings: Settings | None = None, **kwargs: Any
+    ) -> None:
         self._settings = settings
         self.exit_code = 0
         self._loop: WorkerLoop | None = None
@@ -257,7 +259,7 @@ def worker_name(device: Device) -> str:
     return f"{socket.gethostname()}-{short}-{uuid.uuid4().hex[:6]}"
 
 
-class hold_device:  # noqa: N801 - reads as a statement where it is used
+class hold_device:
     """Find the worker's one device and hold its lock for as long as the block lasts.
 
     Several devices may be visible (`rq worker` on a host with four): the first that no other worker holds is taken.

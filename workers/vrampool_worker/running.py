@@ -91,7 +91,12 @@ class Runner:
 
     def _check_started(self, attempt: Attempt) -> None:
         if attempt.stage is Stage.RUNNING and attempt.started_at_s is None:
-            self.end(attempt, EndKind.CRASHED, f"its process did not begin the objective within {START_LIMIT_S:.0f} s", ask=False)
+            self.end(
+                attempt,
+                EndKind.CRASHED,
+                f"its process did not begin the objective within {START_LIMIT_S:.0f} s",
+                ask=False,
+            )
 
     def _timed_out(self, attempt: Attempt, limit_s: float) -> None:
         if attempt.stage is Stage.RUNNING:

@@ -8,7 +8,7 @@ import signal
 import sys
 
 from vrampool.errors import InputError, VrampoolError
-from vrampool.processes import end_with_parent
+from vrampool.processes import end_with_parent, keep_secrets
 from vrampool.settings import Settings, load_settings
 
 
@@ -27,6 +27,7 @@ def serve(settings: Settings) -> int:
 
 def main() -> int:
     """Serve with the settings of the environment; ends in order when its supervisor dies."""
+    keep_secrets()
     if os.environ.get("VRAMPOOL_SUPERVISED"):
         end_with_parent(signal.SIGTERM)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

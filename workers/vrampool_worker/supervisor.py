@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from vrampool.errors import VrampoolError
-from vrampool.processes import KeptProcess, end_with_parent
+from vrampool.processes import KeptProcess, end_with_parent, keep_secrets
 from vrampool.settings import Settings, load_settings
 from vrampool_worker.devices import Device, find_devices
 
@@ -80,6 +80,7 @@ class Supervisor:
 
 def main() -> int:
     """Supervise with the settings of the environment."""
+    keep_secrets()
     end_with_parent(signal.SIGTERM)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import types
-from typing import Any, NoReturn, TextIO
+from typing import NoReturn, TextIO
 
 from vrampool import framing
 

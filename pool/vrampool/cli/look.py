@@ -31,7 +31,11 @@ def status(study_name: str | None, as_json: bool, **given: Any) -> int:
         studies = [summary(handle, wall_s=0.0) if study_name else _study(handle) for handle in handles]
         print(
             json.dumps(
-                {"devices": [asdict(item) for item in devices], "studies": studies, "waiting": [asdict(w) for w in waiting]}
+                {
+                    "devices": [asdict(item) for item in devices],
+                    "studies": studies,
+                    "waiting": [asdict(w) for w in waiting],
+                }
             )
         )
         return 0

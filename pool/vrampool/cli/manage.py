@@ -78,5 +78,7 @@ def running_pool(settings: Any) -> Any:
     from vrampool.pool import Pool
 
     if settings.redis is None and attach(settings) is None:
-        raise StudyError(f"no pool runs in {settings.state_dir}: start one with `vrampool up`, or name one with --redis")
+        raise StudyError(
+            f"no pool runs in {settings.state_dir}: start one with `vrampool up`, or name one with --redis"
+        )
     return Pool(**{name: getattr(settings, name) for name in type(settings).__dataclass_fields__})

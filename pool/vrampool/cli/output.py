@@ -122,7 +122,9 @@ def print_summary(found: dict[str, Any]) -> None:
     console.print(trial_table(found["trials"]))
     counts = ", ".join(f"{count} {state.lower()}" for state, count in sorted(found["counts"].items()))
     why = f" ({found['reason']})" if found["reason"] else ""
-    console.print(f"[bold]{found['study']}[/bold]: {found['state']}{why}; {counts or 'no trial'} in {found['wall_s']:.1f} s")
+    console.print(
+        f"[bold]{found['study']}[/bold]: {found['state']}{why}; {counts or 'no trial'} in {found['wall_s']:.1f} s"
+    )
     if found["best_value"] is not None and found["best_params"] is not None:
         if isinstance(found["best_params"], list):
             console.print(f"{len(found['best_params'])} trials on the Pareto front")

@@ -17,17 +17,25 @@ _STUDY = [
     click.option("--trials", "n_trials", type=int, help="Trials to add to the study."),
     click.option("--total", type=int, help="Trials the study shall have in all."),
     click.option("--study", "study_name", metavar="NAME", help="Study to go on with, or to make."),
-    click.option("--direction", metavar="D", multiple=True, help="minimize or maximize; several for several objectives."),
-    click.option("--vram", default="auto", show_default=True, metavar="SIZE", help="auto, or what each trial needs: 6GiB."),
-    click.option("--sampler", metavar="pkg:Class", help="Sampler by import path, for example optuna.samplers:TPESampler."),
+    click.option(
+        "--direction", metavar="D", multiple=True, help="minimize or maximize; several for several objectives."
+    ),
+    click.option(
+        "--vram", default="auto", show_default=True, metavar="SIZE", help="auto, or what each trial needs: 6GiB."
+    ),
+    click.option(
+        "--sampler", metavar="pkg:Class", help="Sampler by import path, for example optuna.samplers:TPESampler."
+    ),
     click.option("--pruner", metavar="pkg:Class", help="Pruner by import path."),
     click.option("--timeout", type=float, metavar="S", help="Create no more trials after so many seconds."),
-    click.option("--trial-timeout", "trial_timeout_s", type=float, metavar="S", help="End a trial after so many seconds."),
+    click.option(
+        "--trial-timeout", "trial_timeout_s", type=float, metavar="S", help="End a trial after so many seconds."
+    ),
     click.option("--max-concurrent", "max_concurrent_trials", type=int, help="Trials of this study at once."),
     click.option("--priority", type=int, default=0, help="Studies with a higher one are served first."),
     click.option("--env", multiple=True, metavar="K=V", help="A variable for the trials' processes."),
     click.option("--workdir", metavar="DIR", help="Working directory of the trials."),
-    click.option("--point", "points", multiple=True, metavar="JSON", help='Parameters to try first: \'{"lr": 0.01}\'.'),
+    click.option("--point", "points", multiple=True, metavar="JSON", help="Parameters to try first: '{\"lr\": 0.01}'."),
     click.option("--skip-if-exists", is_flag=True, help="Leave out points that the study has."),
     click.option("--retry-timeouts", is_flag=True, help="Try trials again that ran into their timeout."),
     click.option("--max-infra-retries", type=int, default=2, show_default=True, help="Attempts after crashes."),
@@ -111,7 +119,9 @@ def run(as_json: bool, **given: Any) -> int:
         print_summary(found)
     failed = found["state"] == "failed" or not found["counts"].get("COMPLETE")
     if failed and not as_json:
-        print("error: no trial completed" if found["state"] != "failed" else f"error: {found['reason']}", file=sys.stderr)
+        print(
+            "error: no trial completed" if found["state"] != "failed" else f"error: {found['reason']}", file=sys.stderr
+        )
     return 1 if failed else 0
 
 

@@ -10,6 +10,7 @@ import click
 
 from vrampool.cli.options import pool_options, take_settings
 from vrampool.errors import InputError
+from vrampool.processes import keep_secrets
 
 
 @click.command()
@@ -23,11 +24,14 @@ def coordinator(exit_when_idle: bool, **given: Any) -> int:
     from vrampool.signing import load_secret
     from vrampool.storage import open_storage
 
+    keep_secrets()
     settings = take_settings(given)
     if settings.redis is None or settings.storage is None:
         record = StateDir(settings).read()
         if record is not None:
-            raise InputError(f"the local pool in {settings.state_dir} has a coordinator; name another pool with --redis and --storage")
+            raise InputError(
+                f"the local pool in {settings.state_dir} has a coordinator; name another pool with --redis and --storage"
+            )
         raise InputError("a coordinator needs --redis URL and --storage URL (or VRAMPOOL_REDIS and VRAMPOOL_STORAGE)")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("optuna").setLevel(logging.WARNING)

@@ -171,7 +171,9 @@ class Coordinator:
                 except MessageError as error:
                     self._refused.add(row.id)
                     _log.error("submission %s is refused: %s", row.id, error)
-                    self._catalog.set_submission_state(row.id, SubmissionState.FAILED, f"refused: {error}", expected=None)
+                    self._catalog.set_submission_state(
+                        row.id, SubmissionState.FAILED, f"refused: {error}", expected=None
+                    )
 
     def _read(self, study_names: set[str]) -> dict[str, list[FrozenTrial]]:
         ids = {name: self._storage.get_study_id_from_name(name) for name in study_names}

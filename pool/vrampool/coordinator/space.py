@@ -40,6 +40,8 @@ class KnownSpace:
 def _order(trials: Sequence[FrozenTrial], space: dict[str, BaseDistribution]) -> list[str]:
     """Return the names of `space` as the newest finished trial asked for them; samplers depend on the order."""
     for trial in reversed(trials):
-        if trial.state in (TrialState.COMPLETE, TrialState.PRUNED) and all(name in trial.distributions for name in space):
+        if trial.state in (TrialState.COMPLETE, TrialState.PRUNED) and all(
+            name in trial.distributions for name in space
+        ):
             return [name for name in trial.distributions if name in space]
     return list(space)

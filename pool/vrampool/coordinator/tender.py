@@ -154,7 +154,14 @@ class Tender:
         trial_id = create_retry(self._storage, self.study_id, trial, request, step.reason)
         number = self._storage.get_trial_number_from_id(trial_id)
         self._retried.add(trial.number)
-        _log.info("%s/%s: attempt %s is trial %s: %s", self.spec.study_name, root.number, len(root.attempts) + 1, number, step.reason)
+        _log.info(
+            "%s/%s: attempt %s is trial %s: %s",
+            self.spec.study_name,
+            root.number,
+            len(root.attempts) + 1,
+            number,
+            step.reason,
+        )
         return self._ticket(number, trial_id, step.request_bytes)
 
     def _note_failure(self, trial: FrozenTrial) -> None:
@@ -177,10 +184,14 @@ class Tender:
         return self._trials[number]
 
     def waiting(self) -> list[FrozenTrial]:
-        return [self._trials[number] for number in sorted(self._open) if self._trials[number].state == TrialState.WAITING]
+        return [
+            self._trials[number] for number in sorted(self._open) if self._trials[number].state == TrialState.WAITING
+        ]
 
     def running(self) -> list[FrozenTrial]:
-        return [self._trials[number] for number in sorted(self._open) if self._trials[number].state == TrialState.RUNNING]
+        return [
+            self._trials[number] for number in sorted(self._open) if self._trials[number].state == TrialState.RUNNING
+        ]
 
     def job_id(self, number: int) -> str:
         return JobQueue.job_id(self.id, number)
@@ -268,7 +279,9 @@ class Tender:
         """Create the next starting point that is not there yet; never one that another submission made."""
         if self._points_done:
             return None
-        made = {mark.point for trial in self._trials if (mark := mark_of(trial)) is not None and mark.submission == self.id}
+        made = {
+            mark.point for trial in self._trials if (mark := mark_of(trial)) is not None and mark.submission == self.id
+        }
         for index, point in enumerate(self.spec.points):
             if index in made:
                 continue

@@ -20,7 +20,7 @@ from pathlib import Path
 from vrampool.errors import DeviceConflictError, VrampoolError
 from vrampool.local.embedded import EmbeddedValkey
 from vrampool.local.state import PoolRecord, StateDir
-from vrampool.processes import KeptProcess, process_start_time
+from vrampool.processes import KeptProcess, keep_secrets, process_start_time
 from vrampool.settings import Settings, load_settings
 from vrampool.signing import load_secret
 
@@ -103,7 +103,10 @@ class Host:
         logs = self._state.logs
         idle = ["--exit-when-idle"] if not self._owned and settings.idle_exit_s else []
         self._coordinator = KeptProcess(
-            "coordinator", [sys.executable, "-m", "vrampool", "coordinator", *idle], env=env, log=logs / "coordinator.log"
+            "coordinator",
+            [sys.executable, "-m", "vrampool", "coordinator", *idle],
+            env=env,
+            log=logs / "coordinator.log",
         )
         self._workers = KeptProcess(
             "worker supervisor", [sys.executable, "-m", SUPERVISOR_MODULE], env=env, log=logs / "worker.log"
@@ -178,7 +181,7 @@ def _tell_ready(message: dict[str, object]) -> None:
 
 def main() -> int:
     """Run the host with the settings of the environment; ``--owned`` ends it with standard input."""
-    os.environ.pop("VRAMPOOL_READY_DONE", None)
+    keep_secrets()
     owned = "--owned" in sys.argv[1:]
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:

@@ -22,7 +22,6 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from vrampool.errors import SettingsError, UnreachableError
-from vrampool.settings import hide_password
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,7 +36,7 @@ RETRIES = 3
 
 
 class TransientRedisError(UnreachableError):
-    """Raised when a call failed because Redis is away, starts, or is full. Calling again later is right."""
+    """Raised when a call failed because Redis is away, starts, is full, or refuses us. Calling again later is right."""
 
 
 def connect(url: str, *, role: str) -> redis.Redis:
@@ -53,7 +52,7 @@ def connect(url: str, *, role: str) -> redis.Redis:
         SettingsError: this is no URL of a Redis.
         UnreachableError: Redis does not answer, refuses us, is too old, or may evict keys.
     """
-    shown = hide_password(url)
+    shown = _without_password(url)
     client = _client(url, shown, role)
     try:
         server: dict[str, Any] = client.info("server")
@@ -87,8 +86,18 @@ def _client(url: str, shown: str, role: str) -> redis.Redis:
         options["socket_keepalive"] = True
     try:
         return redis.Redis.from_url(url, **options)
-    except (ValueError, TypeError) as error:
-        raise SettingsError(f"{shown!r} is no URL of a Redis ({error}); write redis://host:6379/0") from None
+    except (ValueError, TypeError):
+        raise SettingsError(
+            f"{shown!r} is no URL of a Redis: write redis://host:6379/0, with special characters of a password as %40"
+        ) from None
+
+
+def _without_password(url: str) -> str:
+    """Return a URL fit for a message. Whatever stands before the last '@' may be a password with a '/' in it."""
+    scheme, mark, rest = url.partition("?")[0].rpartition("://")
+    user, at, host = rest.rpartition("@")
+    name, colon, _ = user.partition(":")
+    return f"{scheme}{mark}{name}{':***' if colon else ''}{at}{host}"
 
 
 def _eviction_policy(client: redis.Redis) -> str:

@@ -139,16 +139,26 @@ class JobQueue:
 
     @talks_to_redis
     def cancel(self, job_ids: Iterable[str]) -> list[str]:
-        """Remove jobs that nobody has taken, or whose worker is gone; return those that were still in the list.
+        """Remove jobs that nobody has taken, and whatever is left of those whose worker is gone.
 
-        Round trips: 1. A job that a worker holds stays: the storage decides about its trial.
+        Round trips: 1. A job that a live worker holds stays: the storage decides about its trial.
+
+        Returns:
+            The ids of those that were still in the list.
         """
         ids = list(job_ids)
         if not ids:
             return []
         names = self._names
-        args = [names.job_prefix, names.live_prefix, names.results_prefix, *ids]
-        removed = run_script(self._connection, "cancel", [names.waiting, names.intermediate], args)
+        prefixes = [
+            names.job_prefix,
+            names.live_prefix,
+            names.executions_prefix,
+            names.execution_prefix,
+            names.results_prefix,
+        ]
+        keys = [names.waiting, names.intermediate, names.started]
+        removed = run_script(self._connection, "cancel", keys, [*prefixes, names.pool, *ids])
         return [job_id.decode() for job_id in removed]
 
     @talks_to_redis

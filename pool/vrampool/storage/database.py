@@ -1,8 +1,8 @@
 """Optuna's `RDBStorage` made right for many processes, and the writes of ours that must happen together.
 
-Three things differ. On SQLite every write begins as one (``BEGIN IMMEDIATE``); Optuna's read-then-write with SQLite's
-defaults lets several processes win one trial. Faults that pass are told apart (`faults`). And some writes that Optuna
-makes in several transactions are made in one: a claim, an end with its facts, a birth with its mark.
+Three things differ. Transactions begin so that no two processes win one trial (`locking`). Faults that pass are told
+apart (`faults`). And some writes that Optuna makes in several transactions are made in one: a claim, an end with its
+facts, a birth with its mark.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime
 import functools
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
@@ -22,13 +21,13 @@ from optuna.storages._rdb import models
 from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from vrampool.storage import schema
 from vrampool.storage.address import Address
 from vrampool.storage.faults import transient_faults
+from vrampool.storage.locking import arm, reading
 from vrampool.storage.marks import CLAIM, MARK
 
 _P = ParamSpec("_P")
@@ -40,37 +39,6 @@ _studies: sa.Table = models.StudyModel.__table__
 _values: sa.Table = models.TrialValueModel.__table__
 _user_attrs: sa.Table = models.TrialUserAttributeModel.__table__
 _system_attrs: sa.Table = models.TrialSystemAttributeModel.__table__
-
-#: `on` is true in a thread while it only reads. SQLite then takes a snapshot instead of the write lock.
-_reading = threading.local()
-
-
-def arm(engine: sa.Engine) -> sa.Engine:
-    """Make an engine begin its transactions as this project needs them. Does nothing for PostgreSQL."""
-    if engine.dialect.name == "sqlite":
-        event.listen(engine, "connect", _on_connect)
-        event.listen(engine, "begin", _on_begin)
-    return engine
-
-
-def _on_connect(connection: Any, _record: Any) -> None:
-    connection.isolation_level = None  # Python's own BEGIN comes only before the first write: too late
-    connection.execute("PRAGMA synchronous=NORMAL")
-
-
-def _on_begin(connection: sa.Connection) -> None:
-    connection.exec_driver_sql("BEGIN" if getattr(_reading, "on", False) else "BEGIN IMMEDIATE")
-
-
-@contextmanager
-def reading() -> Iterator[None]:
-    """Declare that this thread only reads until the block ends."""
-    before = getattr(_reading, "on", False)
-    _reading.on = True
-    try:
-        yield
-    finally:
-        _reading.on = before
 
 
 def _optunas_own_order() -> AbstractContextManager[None]:
@@ -105,13 +73,14 @@ class PoolDatabase(RDBStorage):
 
     Args:
         address: Where it lives.
-        busy_timeout_s: SQLite: how long a call waits for another writer.
+        busy_timeout_s: How long a call waits for another writer.
         create: Create Optuna's tables where they are missing.
         check: Compare their version with this Optuna's.
     """
 
     def __init__(self, address: Address, *, busy_timeout_s: float, create: bool, check: bool) -> None:
         self.shown = address.shown
+        self.busy_timeout_s = busy_timeout_s
         # Optuna fills {SCHEMA_VERSION} into URLs by str.format: braces of a path or a password must survive that.
         with _optunas_own_order():
             super().__init__(
@@ -132,7 +101,7 @@ class PoolDatabase(RDBStorage):
 
     @engine.setter
     def engine(self, engine: sa.Engine) -> None:
-        self.__dict__["engine"] = arm(engine)
+        self.__dict__["engine"] = arm(engine, busy_timeout_s=self.busy_timeout_s)
 
     # ---- Optuna's own methods: which read, which write ----------------------------------------------
 

@@ -14,12 +14,13 @@ from sqlalchemy.pool import NullPool
 from vrampool.errors import SchemaError, StudyError, UnreachableError
 from vrampool.storage import schema
 from vrampool.storage.address import Address, parse_address
-from vrampool.storage.database import PoolDatabase, arm, reading
+from vrampool.storage.database import PoolDatabase
 from vrampool.storage.faults import describe_fault
+from vrampool.storage.locking import arm, reading
 from vrampool.storage.pool_storage import PoolStorage
 from vrampool.storage.view import StorageView
 
-#: SQLite: how long a call waits for another writer before it raises `TransientStorageError`.
+#: How long a call waits for another writer before it raises `TransientStorageError`.
 BUSY_TIMEOUT_S = 60.0
 
 
@@ -30,7 +31,7 @@ def open_storage(url: str, *, create_schema: bool, busy_timeout_s: float = BUSY_
         url: "sqlite:///study.db" or "postgresql://user:password@host/database".
         create_schema: Create what is missing. The coordinator and whoever submits do; workers wait for them. Any
             number of processes may do it at once.
-        busy_timeout_s: SQLite: how long a call waits for another writer.
+        busy_timeout_s: How long a call waits for another writer before it raises `TransientStorageError`.
 
     Raises:
         StudyError: the URL is of a kind that a pool cannot share.
@@ -52,7 +53,7 @@ def _open(address: Address, create_schema: bool, busy_timeout_s: float) -> PoolD
     kwargs = address.engine_kwargs(busy_timeout_s=busy_timeout_s)
     for key in ("pool_size", "max_overflow"):
         kwargs.pop(key, None)
-    engine = arm(sa.create_engine(address.url, **kwargs, poolclass=NullPool))
+    engine = arm(sa.create_engine(address.url, **kwargs, poolclass=NullPool), busy_timeout_s=busy_timeout_s)
     if _version(address, engine) is not None:
         # Workers take the word of whoever created the tables: the check would cost each of them 0.1 s.
         return _database(address, busy_timeout_s, create=False, check=create_schema)

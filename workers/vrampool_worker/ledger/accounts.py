@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 
 from vrampool_worker.devices.base import DeviceReading
 from vrampool_worker.ledger import words
 from vrampool_worker.ledger.leases import Lease
 from vrampool_worker.ledger.overhead import Overhead
 from vrampool_worker.ledger.strangers import NOISE_BYTES, Strangers
+
+#: What nobody explains must have been seen in so many readings before it is not held against a trial that ends.
+_READINGS = 3
 
 
 class Accounts:
@@ -29,6 +33,7 @@ class Accounts:
         self._budget_bytes = budget_bytes
         self._on_cpu = on_cpu
         self._strangers = Strangers(hold_s)
+        self._unexplained: deque[int] = deque(maxlen=_READINGS)
 
     @property
     def used_bytes(self) -> int | None:
@@ -51,6 +56,7 @@ class Accounts:
             earlier = [] if lease.lowest_used_bytes is None else [lease.lowest_used_bytes]
             lease.lowest_used_bytes = min([reading.used_bytes, *earlier])
         self._strangers.note(reading.used_bytes, self.leases.values(), now_s)
+        self._unexplained.append(self._unexplained_bytes(reading.used_bytes, self.leases.values()))
 
     def free_bytes(self, now_s: float) -> int:
         """Return what is left to be given away."""
@@ -88,14 +94,24 @@ class Accounts:
         elif len(self.leases) == 1:
             self.overhead.learn(self.lone_bytes(), torch_reserved_bytes)
 
+    def end(self, lease: Lease, now_s: float) -> None:
+        """Note that a trial's processes are gone, and what nobody explained while it lived.
+
+        That is not left behind by it: a stranger not yet believed in. But it must have been there for some readings, or
+        it may be what the trial itself took just before its end.
+        """
+        lease.ended_at_s = now_s
+        lease.used_before_bytes = self.used_bytes
+        if lease.measured_bytes is not None and len(self._unexplained) == _READINGS:
+            lease.unexplained_before_bytes = min(self._unexplained)
+
     def residue_bytes(self, ended: Lease, used_bytes: int) -> int:
-        """Return what of the device's use neither strangers nor the other trials explain, once a trial is gone."""
-        others_bytes = sum(lease.own_bytes for lease in self.leases.values() if lease is not ended)
-        unexplained_bytes = used_bytes - self._strangers.latest_bytes - others_bytes
-        if ended.measured_bytes is not None and ended.used_before_bytes is not None:
-            # What was unexplained while it lived (a stranger not yet believed in) is not left behind by it.
-            unexplained_bytes = min(unexplained_bytes, used_bytes - (ended.used_before_bytes - ended.measured_bytes))
-        return max(0, unexplained_bytes)
+        """Return what of the device's use is left of a trial that is gone."""
+        others = [lease for lease in self.leases.values() if lease is not ended]
+        return max(0, self._unexplained_bytes(used_bytes, others) - ended.unexplained_before_bytes)
+
+    def _unexplained_bytes(self, used_bytes: int, leases: Iterable[Lease]) -> int:
+        return max(0, used_bytes - self._strangers.latest_bytes - sum(lease.own_bytes for lease in leases))
 
     def give_up(self, residue_bytes: int, now_s: float) -> None:
         """Count a residue as a stranger's: it stays in use, and nobody of ours holds it."""

@@ -279,8 +279,7 @@ class Ledger:
         """Note that the trial's processes are all gone; its lease stays until `settle` sees the memory back."""
         lease = self._leases[lease_id]
         if lease.ended_at_s is None:
-            lease.ended_at_s = now_s
-            lease.used_before_bytes = self._accounts.used_bytes
+            self._accounts.end(lease, now_s)
 
     def settle(self, lease_id: str, reading: DeviceReading, now_s: float) -> Release | None:
         """Release a lease if the memory is back, or given up; None: not yet.

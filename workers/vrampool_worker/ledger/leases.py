@@ -34,6 +34,7 @@ class Lease:
     peak_bytes: int | None = None  #: the largest that was measured
     ended_at_s: float | None = None  #: its processes are gone; its memory is awaited
     used_before_bytes: int | None = None  #: by the whole device, at the last reading before that
+    unexplained_before_bytes: int = 0  #: of it, what neither it nor anybody else explained
     lowest_used_bytes: int | None = None  #: of the whole device, since the grant
 
     @property

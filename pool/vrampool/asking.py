@@ -1,0 +1,133 @@
+"""What a call of `submit` asks for, checked before anything is created, as the spec that is stored."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vrampool.errors import InputError, OutOfScopeError
+from vrampool.messages import SubmissionSpec
+from vrampool.objectives import resolve
+from vrampool.objectives.samplers import dump_pruner, dump_sampler
+from vrampool.settings import Settings
+from vrampool.units import parse_bytes
+
+#: What `submit` takes for granted; `check` needs it too.
+_DEFAULTS: dict[str, Any] = {
+    "n_trials": None,
+    "total": None,
+    "study_name": None,
+    "vram": "auto",
+    "sampler": None,
+    "pruner": None,
+    "timeout": None,
+    "trial_timeout_s": None,
+    "max_concurrent_trials": None,
+    "priority": 0,
+    "env": None,
+    "workdir": None,
+    "points": (),
+    "skip_if_exists": False,
+    "catch": None,
+    "retry_timeouts": False,
+    "max_infra_retries": 2,
+    "oom": "auto",
+    "seed": None,
+    "gpus": 1,
+}
+
+
+def build_spec(
+    settings: Settings, objective: Callable[..., Any] | str, **given: Any
+) -> tuple[SubmissionSpec, bytes | None]:
+    """Check everything that can be checked without a pool and put it into a spec.
+
+    Args:
+        settings: Limits of bundles.
+        objective: As `Pool.submit` takes it.
+        given: The other arguments of `Pool.submit`, but for direction, directions and callbacks.
+
+    Returns:
+        The spec, and the bundle if the objective needs one.
+
+    Raises:
+        InputError: something asked for cannot be done.
+    """
+    asked = _DEFAULTS | given
+    if asked["gpus"] != 1:
+        raise OutOfScopeError(f"gpus={asked['gpus']}: one trial uses one device here; spread work over trials instead")
+    _check_counts(asked)
+    vram = asked["vram"]
+    if vram != "auto":
+        vram = parse_bytes(vram, what="vram")
+    workdir = None if asked["workdir"] is None else str(Path(asked["workdir"]).expanduser().resolve())
+    if workdir is not None and not Path(workdir).is_dir():
+        raise InputError(f"workdir {workdir} is not a directory")
+    reference, bundle = resolve(
+        objective,
+        workdir=workdir,
+        bundle_limit_bytes=settings.bundle_bytes,
+        allow_bundles=settings.objectives == "any",
+    )
+    catch = asked["catch"]
+    name = asked["study_name"] or f"{reference.target.rpartition(':')[2] or 'study'}-{uuid.uuid4().hex[:6]}"
+    seed = int.from_bytes(os.urandom(4)) if asked["seed"] is None else asked["seed"]
+    spec = SubmissionSpec(
+        submission_id=uuid.uuid4().hex[:12],
+        study_name=name,
+        objective=reference,
+        n_trials=asked["n_trials"],
+        total=asked["total"],
+        timeout_s=asked["timeout"],
+        trial_timeout_s=asked["trial_timeout_s"],
+        catch=None if catch is None else tuple(f"{item.__module__}.{item.__qualname__}" for item in catch),
+        vram=vram,
+        max_concurrent_trials=asked["max_concurrent_trials"],
+        priority=asked["priority"],
+        env={str(key): str(value) for key, value in (asked["env"] or {}).items()},
+        sampler=dump_sampler(asked["sampler"]),
+        pruner=dump_pruner(asked["pruner"]),
+        points=tuple(dict(point) for point in asked["points"]),
+        skip_if_exists=asked["skip_if_exists"],
+        retry_timeouts=asked["retry_timeouts"],
+        max_infra_retries=asked["max_infra_retries"],
+        oom=asked["oom"],
+        seed=seed,
+        created_at=time.time(),
+        submitter=f"{socket.gethostname()}:{os.getpid()}",
+    )
+    return spec, bundle
+
+
+def _check_counts(asked: Mapping[str, Any]) -> None:
+    if asked["n_trials"] is not None and asked["total"] is not None:
+        raise InputError("give n_trials (how many to add) or total (how many in all), not both")
+    for name in ("n_trials", "total", "max_concurrent_trials"):
+        value = asked[name]
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise InputError(f"{name} must be a whole number, not {value!r}")
+        # Optuna allows n_trials=0 and runs nothing; a pool would wait for nothing, so it is refused as a slip.
+        if value is not None and value < 1:
+            raise InputError(f"{name} must be at least 1, not {value}")
+    for name in ("timeout", "trial_timeout_s"):
+        value = asked[name]
+        if value is not None and (not isinstance(value, (int, float)) or value <= 0):
+            raise InputError(f"{name} must be a number of seconds above 0, not {value!r}")
+    if asked["oom"] not in ("auto", "user"):
+        raise InputError(f"oom must be 'auto' or 'user', not {asked['oom']!r}")
+
+
+def read_directions(direction: str | None, directions: Sequence[str] | None) -> list[str] | None:
+    """Return the directions asked for; None when none was given."""
+    if direction is not None and directions is not None:
+        raise InputError("give direction or directions, not both")
+    found = [direction] if direction is not None else list(directions) if directions is not None else None
+    for item in found or ():
+        if item not in ("minimize", "maximize"):
+            raise InputError(f"direction must be 'minimize' or 'maximize', not {item!r}")
+    return found
