@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 from vrampool import retries
 from vrampool.errors import StudyFailedError
 from vrampool.messages import AttemptFacts, EndKind, SubmissionSpec
-from vrampool.queueing import Events, Registry
+from vrampool.queueing import Events, Registry, TransientRedisError
 from vrampool.storage import Catalog, SubmissionRow, SubmissionState, attempt_of, mark_of
 from vrampool.units import format_bytes
 
@@ -215,7 +215,10 @@ class Handle:
                         self.stop("stopped by a callback")
 
     def _warn_without_worker(self, progress: Progress) -> bool:
-        text = self.without_worker()
+        try:
+            text = self.without_worker()
+        except TransientRedisError:  # the storage is the truth; Redis may come back
+            return False
         if text is not None:
             import warnings
 
@@ -263,7 +266,8 @@ class Handle:
     def __repr__(self) -> str:
         progress = self.progress()
         wanted = "" if progress.wanted is None else f"/{progress.wanted}"
-        return f"<vrampool {self.study_name}: {progress.state}, {progress.finished}{wanted} finished, {progress.running} running>"
+        finished = f"{progress.finished}{wanted} finished, {progress.running} running"
+        return f"<vrampool {self.study_name}: {progress.state}, {finished}>"
 
 
 def _reason_line(facts: AttemptFacts | None, trial: FrozenTrial) -> str:

@@ -1,4 +1,4 @@
-"""A user's own study and the pool's storage: reopened where it lives there, copied and mirrored back where it does not."""
+"""A user's own study and the pool's storage: followed in place where it lives there, else copied and mirrored back."""
 
 from __future__ import annotations
 
@@ -101,7 +101,8 @@ class _Bar:
     def __init__(self, total: int | None) -> None:
         from tqdm.auto import tqdm
 
-        self._bar: Any = tqdm(total=total)
+        bar: Any = tqdm
+        self._bar = bar(total=total)
 
     def show(self, finished: int) -> None:
         self._bar.update(finished - self._bar.n)

@@ -14,7 +14,14 @@ from optuna.study import StudyDirection
 
 from vrampool import mirror
 from vrampool.asking import build_spec, read_directions
-from vrampool.errors import InputError, ObjectiveFailedError, OutOfScopeError, RequestError, StudyError
+from vrampool.errors import (
+    InputError,
+    ObjectiveFailedError,
+    OutOfScopeError,
+    RequestError,
+    StudyError,
+    UnreachableError,
+)
 from vrampool.handle import Handle
 from vrampool.local.starting import LocalPool, attach_or_start
 from vrampool.messages import SubmissionSpec
@@ -80,7 +87,14 @@ class Pool:
         if self._settings.redis is None:
             self._local = attach_or_start(self._settings, owned=self._owned)
             self._settings = self._local.settings
-        settings = self._settings
+        try:
+            self._connect(self._settings)
+        except UnreachableError:
+            self._failure()  # of a pool that ended at once: why it did says more
+            raise
+        self._opened = True
+
+    def _connect(self, settings: Settings) -> None:
         assert settings.redis is not None and settings.storage is not None
         self._signer = load_secret(settings, create=False)
         self._connection = connect(settings.redis, role="client")
@@ -89,7 +103,6 @@ class Pool:
         self._registry = Registry(self._connection, settings.pool)
         self._events = Events(self._connection, settings.pool)
         self._queue = JobQueue(self._connection, settings.pool, self._signer)
-        self._opened = True
 
     @property
     def settings(self) -> Settings:

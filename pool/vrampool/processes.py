@@ -19,6 +19,9 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
+#: Tells a process that an earlier one of its kind has died: what that one held may be free in a moment only.
+RESTARTED = "VRAMPOOL_RESTARTED"
+
 #: Exit codes that say a restart would change nothing: wrong input, and a device that is lost.
 FINAL_EXIT_CODES = frozenset({2, 3})
 
@@ -51,6 +54,7 @@ class KeptProcess:
         env: Mapping[str, str] | None = None,
         log: Path | None = None,
         final_exit_codes: frozenset[int] = FINAL_EXIT_CODES,
+        pass_fds: Sequence[int] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -58,6 +62,7 @@ class KeptProcess:
         self._env = dict(env) if env is not None else None
         self._log = log
         self._final = final_exit_codes
+        self._pass_fds = tuple(pass_fds)
         self._clock = clock
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at_s = 0.0
@@ -84,7 +89,15 @@ class KeptProcess:
         try:
             # Its own process group: Ctrl-C in a terminal reaches the owner alone, which then stops everybody in order.
             self._process = subprocess.Popen(
-                self._command, env=self._env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0
+                self._command,
+                env=self._env
+                if not self.restarts
+                else (self._env or dict(os.environ)) | {RESTARTED: str(self.restarts)},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                process_group=0,
+                pass_fds=() if self.restarts else self._pass_fds,
             )
         finally:
             if out is not None:

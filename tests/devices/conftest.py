@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.fake_nvml import STATE, FakeNvml
+
 from vrampool_worker.devices import nvml
 
 #: Started as a keeper: it starts one process that holds touched memory, says its pid, and lives until its input ends.

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from support.fake_nvml import FakeNvml
+
 from vrampool.errors import VrampoolError
 from vrampool.settings import Settings
 from vrampool.units import MIB

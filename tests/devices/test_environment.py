@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from vrampool_worker.devices.environment import cpu_env, cuda_env
 
 UUID = "GPU-1"

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from vrampool.errors import DeviceLostError
 from vrampool.units import GIB, MIB
 from vrampool_worker.devices import cgroups

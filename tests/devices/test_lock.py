@@ -9,6 +9,7 @@ import sys
 import uuid
 
 import pytest
+
 from vrampool.errors import DeviceConflictError
 from vrampool_worker.devices import device_lock
 

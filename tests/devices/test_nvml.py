@@ -10,6 +10,7 @@ import sys
 import pytest
 from support.fake_nvml import DRIVER_NOT_LOADED, GIB, GPU_IS_LOST, NOT_SUPPORTED, UNKNOWN
 from support.waiting import until
+
 from vrampool.errors import DeviceLostError, InputError
 from vrampool.settings import Settings
 from vrampool.units import MIB

@@ -8,6 +8,7 @@ import time
 
 import pytest
 from support.fake_nvml import GIB, GPU_IS_LOST, UNKNOWN
+
 from vrampool.settings import Settings
 from vrampool_worker.devices import Blind, DeviceReading, Sampler, find_devices
 

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from support.fake_nvml import DRIVER_NOT_LOADED, GIB, GPU_IS_LOST, UNKNOWN
+
 from vrampool.errors import DeviceLostError, InputError
 from vrampool.settings import Settings
 from vrampool_worker.devices import find_devices

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from vrampool.units import MIB
 from vrampool_worker.devices import trees
 from vrampool_worker.devices.trees import TreeMemory

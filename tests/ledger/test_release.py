@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.paper_card import PaperCard
+
 from vrampool.units import GIB, MIB
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from vrampool.memory import MemoryFault, MemoryKind, classify, classify_log
 from vrampool.units import GIB, MIB
 
@@ -12,13 +13,13 @@ MEMORY = ("builtins.MemoryError", "builtins.Exception", "builtins.BaseException"
 PLAIN = ("builtins.Exception", "builtins.BaseException", "builtins.object")
 
 NEW_TEXT = (
-    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 137.00 GiB is free. "
-    "Including non-PyTorch memory, this process has 3.26 GiB memory in use. 2.80 GiB allowed; Of the allocated memory "
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 137.00 GiB is "
+    "free. Including non-PyTorch memory, this process has 3.26 GiB memory in use. 2.80 GiB allowed; Of the allocated memory "
     "2.00 GiB is allocated by PyTorch, and 512.00 MiB is reserved by PyTorch but unallocated."
 )
 FULL_TEXT = (
-    "CUDA out of memory. Tried to allocate 50.00 MiB. GPU 0 has a total capacity of 23.64 GiB of which 12.25 MiB is free. "
-    "Process 31337 has 20.00 GiB memory in use. Process 4711 has 3.50 GiB memory in use."
+    "CUDA out of memory. Tried to allocate 50.00 MiB. GPU 0 has a total capacity of 23.64 GiB of which 12.25 MiB is "
+    "free. Process 31337 has 20.00 GiB memory in use. Process 4711 has 3.50 GiB memory in use."
 )
 OLD_TEXT = (
     "CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 7.80 GiB total capacity; 6.50 GiB already allocated; "
@@ -104,7 +105,7 @@ def raised(error: BaseException) -> MemoryFault | None:
             "ResourceExhaustedError",
             "tensorflow.python.framework.errors_impl",
             PLAIN,
-            "OOM when allocating tensor with shape[9] on /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc",
+            "OOM when allocating tensor on /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc",
         ),
     ],
 )

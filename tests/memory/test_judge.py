@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from vrampool.memory import MemoryFault, MemoryKind, VerdictNumbers, judge
 from vrampool.messages import Verdict
 from vrampool.units import GIB, MIB

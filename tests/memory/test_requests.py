@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from vrampool.errors import RequestError
 from vrampool.memory import PastPeak, check_fits, lease_after_first_report, next_request, parse_vram
 from vrampool.units import GIB, MIB
@@ -21,7 +22,7 @@ def test_what_a_submission_declares_is_auto_or_a_size(value, expected):
 
 @pytest.mark.parametrize("value", ["six", "6 parsecs", 0, -1, True, 1.5, "0GiB"])
 def test_anything_else_is_refused_with_both_ways_named(value):
-    with pytest.raises(RequestError, match="vram .*'auto'"):
+    with pytest.raises(RequestError, match=r"vram .*'auto'"):
         parse_vram(value)
 
 

@@ -37,6 +37,8 @@ from vrampool.storage import (
     root_of,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+
 PROCESSES = 4
 RACED = 40
 

@@ -15,6 +15,8 @@ from support.two_sides import Statements, TwoSides, two_sides
 
 from vrampool.storage import Mark, QueueView, claim, fail_lost, load_plan, mark_of
 
+pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+
 SPACE: dict[str, BaseDistribution] = {"x": FloatDistribution(0, 1), "n": IntDistribution(1, 9)}
 
 

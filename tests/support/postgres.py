@@ -69,15 +69,15 @@ class PostgresServer:
                 raise RuntimeError(f"PostgreSQL did not start:\n{(self.folder / 'log').read_text()[-2000:]}")
             time.sleep(0.02)
 
-    def stop(self) -> None:
-        """End all connections and stop."""
+    def stop(self, signum: int = signal.SIGINT) -> None:
+        """End all connections and stop. PostgreSQL's "fast" shutdown is SIGINT, the one that keeps nothing SIGQUIT."""
         if self._process is not None:
-            self._process.send_signal(signal.SIGINT)  # PostgreSQL's "fast" shutdown
+            self._process.send_signal(signum)
             self._process.wait(_START_LIMIT_S)
             self._process = None
 
     def remove(self) -> None:
-        self.stop()
+        self.stop(signal.SIGQUIT)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def url(self, database: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import operator
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -60,11 +61,11 @@ class ProxyTrial:
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
     ) -> float:
-        asked = {"low": float(low), "high": float(high), "step": None if step is None else float(step), "log": bool(log)}
+        asked = {"low": _plain(low), "high": _plain(high), "step": None if step is None else _plain(step), "log": bool(log)}
         return float(self._suggest("suggest_float", name, asked))
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        asked = {"low": int(low), "high": int(high), "step": int(step), "log": bool(log)}
+        asked = {"low": _plain(low), "high": _plain(high), "step": _plain(step), "log": bool(log)}
         return int(self._suggest("suggest_int", name, asked))
 
     def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
@@ -216,6 +217,20 @@ def _deprecated(name: str, instead: str) -> None:
         FutureWarning,
         stacklevel=3,
     )
+
+
+def _plain(value: Any) -> int | float:
+    """Return a bound as JSON can hold it: Python's numbers as they are, NumPy's and torch's converted."""
+    if isinstance(value, (int, float)):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        pass
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"a bound of a parameter must be a number, not {value!r}") from None
 
 
 def _as_float(value: Any, name: str) -> float:

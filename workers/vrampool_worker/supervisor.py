@@ -8,16 +8,19 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Sequence
 
-from vrampool.errors import VrampoolError
-from vrampool.processes import KeptProcess, end_with_parent, keep_secrets
+from vrampool.errors import DeviceConflictError, VrampoolError
+from vrampool.processes import RESTARTED, KeptProcess, end_with_parent, keep_secrets
 from vrampool.settings import Settings, load_settings
-from vrampool_worker.devices import Device, find_devices
+from vrampool_worker.devices import Device, device_lock, find_devices
 
 _log = logging.getLogger("vrampool.worker")
 TEND_S = 0.5
 WORKER_MODULE = "vrampool_worker"
+#: Names a descriptor on which whoever started us waits for one byte: devices found and free.
+READY_FD = "VRAMPOOL_READY_FD"
 
 
 class Supervisor:
@@ -94,7 +97,34 @@ def main() -> int:
 def supervise(settings: Settings) -> int:
     """Find the devices and keep a worker on each; checks everything that can be checked before the first start."""
     devices = find_devices(settings, os.environ)
+    check_free(devices, settings)
+    if READY_FD in os.environ:
+        fd = int(os.environ.pop(READY_FD))
+        with contextlib.suppress(OSError):  # a restarted supervisor has no such pipe
+            os.write(fd, b"1")
+            os.close(fd)
     return Supervisor(settings, devices).run()
+
+
+def check_free(devices: Sequence[Device], settings: Settings) -> None:
+    """See that no other worker holds any of the devices.
+
+    Where an earlier supervisor died its workers may still drain, so a restarted one is patient.
+
+    Raises:
+        DeviceConflictError: one is held.
+    """
+    patience_s = settings.grace_s + 10 if os.environ.get(RESTARTED) else 0.0
+    deadline = time.monotonic() + patience_s
+    for device in devices:
+        while True:
+            try:
+                with device_lock(device.id, settings.share):
+                    break
+            except DeviceConflictError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.2)
 
 
 if __name__ == "__main__":

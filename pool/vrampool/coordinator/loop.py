@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from optuna.exceptions import StorageInternalError
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from vrampool.coordinator.depth import Room, wants_another
 from vrampool.coordinator.reaper import Reaper
@@ -279,9 +279,5 @@ class Coordinator:
             reason = f"worker {claimed_by(trial)} went away without a word"
             if fail_lost(self._storage, trial._trial_id, reason):
                 _log.warning("trial %s is lost: %s", job_id, reason)
+                self._queue.cancel([job_id])  # or its job would wait for RQ's own clean-up
                 self._events.publish({"lost": job_id})
-
-
-def is_running(trial: FrozenTrial) -> bool:
-    """True for a trial that somebody runs."""
-    return bool(trial.state == TrialState.RUNNING)

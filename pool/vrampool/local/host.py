@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from vrampool.errors import DeviceConflictError, VrampoolError
+from vrampool.errors import DeviceConflictError, DeviceLostError, InputError, VrampoolError
 from vrampool.local.embedded import EmbeddedValkey
 from vrampool.local.state import PoolRecord, StateDir
 from vrampool.processes import KeptProcess, keep_secrets, process_start_time
@@ -28,6 +28,9 @@ _log = logging.getLogger("vrampool.local")
 
 #: The supervisor of the workers, by name: the control plane does not import the data plane.
 SUPERVISOR_MODULE = "vrampool_worker.supervisor"
+#: The supervisor writes one byte there when its devices are found and free.
+READY_FD = "VRAMPOOL_READY_FD"
+READY_LIMIT_S = 60.0
 TEND_S = 0.5
 
 
@@ -108,16 +111,41 @@ class Host:
             env=env,
             log=logs / "coordinator.log",
         )
+        ready_r, ready_w = os.pipe2(os.O_CLOEXEC)
         self._workers = KeptProcess(
-            "worker supervisor", [sys.executable, "-m", SUPERVISOR_MODULE], env=env, log=logs / "worker.log"
+            "worker supervisor",
+            [sys.executable, "-m", SUPERVISOR_MODULE],
+            env=env | {READY_FD: str(ready_w)},
+            log=logs / "worker.log",
+            pass_fds=(ready_w,),
         )
         self._coordinator.start()
         self._workers.start()
+        os.close(ready_w)
+        self._await_workers(ready_r)
         start_time = process_start_time(os.getpid()) or 0
         assert settings.redis is not None and settings.storage is not None
         self._state.write(
             PoolRecord(os.getpid(), start_time, settings.redis, settings.storage, self._owned, settings.gpu)
         )
+
+    def _await_workers(self, ready_r: int) -> None:
+        """Wait until the supervisor has found and checked the devices: a wrong `--gpu` is told before anything starts.
+
+        Raises:
+            VrampoolError: it ended instead; with its own words.
+        """
+        assert self._workers is not None
+        try:
+            ready, _, _ = select.select([ready_r], [], [], READY_LIMIT_S)
+            if ready and os.read(ready_r, 1):
+                return
+        finally:
+            os.close(ready_r)
+        self._workers.wait(5)
+        text = last_error_line(self._state.logs / "worker.log") or f"no worker started; see {self._state.logs}"
+        kinds = {2: InputError, 3: DeviceLostError}
+        raise kinds.get(self._workers.exit_code or 1, VrampoolError)(text)
 
     def _tend(self) -> int:
         watched = [self._wake_r] + ([sys.stdin.fileno()] if self._owned else [])

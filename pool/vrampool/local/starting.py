@@ -30,10 +30,11 @@ class LocalPool:
 
     def failure(self) -> VrampoolError | None:
         """Return why the pool ended by itself, or None while it runs."""
-        if is_alive(self.record.pid, self.record.start_time) and (self.process is None or self.process.poll() is None):
-            return None
-        found = StateDir(self.settings).failure()
+        found = StateDir(self.settings).failure()  # written before the host begins to end the rest
         if found is None:
+            ended = not is_alive(self.record.pid, self.record.start_time)
+            if not ended and (self.process is None or self.process.poll() is None):
+                return None
             return VrampoolError(f"the local pool has ended; see {StateDir(self.settings).logs}")
         text, code = found
         kinds = {2: errors.InputError, 3: errors.DeviceLostError}

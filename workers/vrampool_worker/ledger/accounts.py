@@ -52,15 +52,21 @@ class Accounts:
                 lease.peak_bytes = max(lease.peak_bytes or 0, figure_bytes or 0) or None
         if reading.used_bytes is None or self._on_cpu:
             return
+        rest_bytes = self.rest_bytes(reading.used_bytes)
         for lease in self.leases.values():
-            earlier = [] if lease.lowest_used_bytes is None else [lease.lowest_used_bytes]
-            lease.lowest_used_bytes = min([reading.used_bytes, *earlier])
+            lease.lowest_rest_bytes = min(lease.lowest_rest_bytes, rest_bytes)
         self._strangers.note(reading.used_bytes, self.leases.values(), now_s)
         self._unexplained.append(self._unexplained_bytes(reading.used_bytes, self.leases.values()))
 
+    def rest_bytes(self, used_bytes: int) -> int:
+        """Return what of the device's use is beyond all trials that live and are measured."""
+        return max(
+            0, used_bytes - sum(item.measured_bytes or 0 for item in self.leases.values() if not item.ended_at_s)
+        )
+
     def free_bytes(self, now_s: float) -> int:
         """Return what is left to be given away."""
-        others_bytes = self.strangers_bytes(now_s) + self._unclear_bytes(now_s)
+        others_bytes = self.strangers_bytes(now_s)
         return max(0, self._budget_bytes - self.driver_reserved_bytes - others_bytes - self._counted_bytes())
 
     def strangers_bytes(self, now_s: float) -> int:
@@ -113,9 +119,15 @@ class Accounts:
     def _unexplained_bytes(self, used_bytes: int, leases: Iterable[Lease]) -> int:
         return max(0, used_bytes - self._strangers.latest_bytes - sum(lease.own_bytes for lease in leases))
 
-    def give_up(self, residue_bytes: int, now_s: float) -> None:
-        """Count a residue as a stranger's: it stays in use, and nobody of ours holds it."""
-        self._strangers.learn_residue(residue_bytes, now_s)
+    def release(self, ended: Lease, residue_bytes: int, now_s: float) -> None:
+        """Drop a lease. A residue is a stranger's from now on: it stays in use, and nobody of ours holds it."""
+        del self.leases[ended.lease_id]
+        if residue_bytes > NOISE_BYTES:
+            self._strangers.learn_residue(residue_bytes, now_s)
+        if ended.measured_bytes is None:
+            # What it held was in the rest that others are compared with. It is not any more, and nobody knows how much.
+            for lease in self.leases.values():
+                lease.lowest_rest_bytes = max(0, lease.lowest_rest_bytes - ended.lease_bytes)
 
     def _counted_bytes(self) -> int:
         return sum(lease.counted_bytes for lease in self.leases.values())
@@ -128,5 +140,6 @@ class Accounts:
         used_bytes = self.used_bytes
         if used_bytes is None or self._on_cpu:
             return 0
-        explained_bytes = sum(lease.explained_bytes(used_bytes) for lease in self.leases.values())
+        rest_bytes = self.rest_bytes(used_bytes)
+        explained_bytes = sum(lease.explained_bytes(rest_bytes) for lease in self.leases.values())
         return max(0, used_bytes - explained_bytes - self._strangers.held_bytes(now_s))

@@ -155,7 +155,7 @@ class Ledger:
             granted_at_s=now_s,
             changed_at_s=now_s,
             alone=request_bytes is None,
-            lowest_used_bytes=self._accounts.used_bytes,
+            lowest_rest_bytes=self._accounts.rest_bytes(self._accounts.used_bytes or 0),
         )
         if request_bytes is None:
             return Decision(True, lease_bytes, f"runs alone on {self._label} until its memory is known")
@@ -302,9 +302,7 @@ class Ledger:
             residue_bytes = self._accounts.residue_bytes(lease, reading.used_bytes)
             if residue_bytes > NOISE_BYTES and back_s < self._give_back_s:
                 return None
-        del self._leases[lease_id]
-        if residue_bytes is not None and residue_bytes > NOISE_BYTES:
-            self._accounts.give_up(residue_bytes, now_s)
+        self._accounts.release(lease, residue_bytes or 0, now_s)
         return Release(
             lease_id=lease_id,
             label=lease.label,

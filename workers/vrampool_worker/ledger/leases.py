@@ -35,7 +35,7 @@ class Lease:
     ended_at_s: float | None = None  #: its processes are gone; its memory is awaited
     used_before_bytes: int | None = None  #: by the whole device, at the last reading before that
     unexplained_before_bytes: int = 0  #: of it, what neither it nor anybody else explained
-    lowest_used_bytes: int | None = None  #: of the whole device, since the grant
+    lowest_rest_bytes: int = 0  #: the least since the grant of what the device's use is beyond all measured trials
 
     @property
     def counted_bytes(self) -> int:
@@ -47,16 +47,17 @@ class Lease:
         """Return what it is taken to hold now: the figure, or up to its lease where there is none."""
         return self.lease_bytes if self.measured_bytes is None else self.measured_bytes
 
-    def explained_bytes(self, used_bytes: int) -> int:
-        """Return how much of the device's present use may be its: the figure, or else what was added since its grant.
+    def explained_bytes(self, rest_bytes: int) -> int:
+        """Return how much of the device's use may be its: its figure, or else what was added since its grant.
 
         A lease alone explains nothing. A row of young trials would else hide a stranger, each in turn.
+
+        Args:
+            rest_bytes: What the device's use is beyond all measured trials.
         """
         if self.measured_bytes is not None:
             return self.measured_bytes
-        if not self.started or self.lowest_used_bytes is None:
-            return 0
-        return min(self.lease_bytes, max(0, used_bytes - self.lowest_used_bytes))
+        return min(self.lease_bytes, max(0, rest_bytes - self.lowest_rest_bytes)) if self.started else 0
 
     def shown(self) -> LeaseState:
         """Return it as it is shown."""

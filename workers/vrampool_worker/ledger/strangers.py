@@ -41,9 +41,8 @@ class Strangers:
         self._figures = {lease.lease_id: lease.measured_bytes for lease in leases}
         if leases and not self.quiet:
             return
-        known = sum(lease.measured_bytes or 0 for lease in leases)
-        most_bytes = max(0, used_bytes - known)
-        least_bytes = max(0, used_bytes - sum(lease.explained_bytes(used_bytes) for lease in leases))
+        most_bytes = max(0, used_bytes - sum(lease.measured_bytes or 0 for lease in leases))
+        least_bytes = max(0, used_bytes - sum(lease.explained_bytes(most_bytes) for lease in leases))
         if any(lease.measured_bytes is None for lease in leases):
             # Such a trial holds anything from nothing to what was added since its grant: keep the estimate if it fits.
             self._learn(min(max(self.latest_bytes, least_bytes), most_bytes), at_s)
