@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pynvml
 import pytest
 from support.fake_nvml import STATE, FakeNvml
 
@@ -24,13 +26,15 @@ _HOLDER = "import sys, os; held = bytearray(b'x') * {}; print(os.getpid(), flush
 
 
 @pytest.fixture
-def fake_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+def fake_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
     """No cards yet; NVML starts anew for each test."""
     monkeypatch.setenv(STATE, "")  # so that it is put back
     fake = FakeNvml(tmp_path)
     fake.preload()
     monkeypatch.setattr(nvml, "_library", nvml._Library())
-    return fake
+    yield fake
+    with contextlib.suppress(pynvml.NVMLError):  # a test may have left it shut down
+        pynvml.nvmlShutdown()
 
 
 Keep = Callable[[int], tuple[int, int]]

@@ -154,6 +154,8 @@ def test_utilisation_is_that_of_the_multiprocessors(fake_nvml, card):
     assert (first.utilisation, first.busy) == (None, 0.99)
     fake_nvml.set_busy(0, 99, sm_percent=33)
     assert until(lambda: device.read().utilisation, what="GPM's time between two samples") == 0.33
+    fake_nvml.set_busy(0, 99, sm_percent=54)
+    assert until(lambda: device.read().utilisation) == 0.54
 
 
 def test_without_gpm_utilisation_is_unknown(fake_nvml, device):

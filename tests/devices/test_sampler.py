@@ -123,6 +123,31 @@ def test_a_lost_card_is_said_to_be_lost(start, heard, fake_nvml):
     assert heard.next(Blind).lost
 
 
+def test_a_fault_that_lasts_is_told_once(heard):
+    silent = Silent()
+    sampler = Sampler(silent, 0.001, LIMIT_S, heard.reading, heard.blind)
+    sampler.start()
+    assert silent.read_often.wait(LIMIT_S)
+    sampler.stop()
+    assert heard.count(Blind) == 1
+
+
+class Silent:
+    """A device that never tells anything."""
+
+    id, label = "silent", "GPU silent"
+
+    def __init__(self) -> None:
+        self.readings = 0
+        self.read_often = threading.Event()
+
+    def read(self):
+        self.readings += 1
+        if self.readings == 10:
+            self.read_often.set()
+        return DeviceReading(at_s=0, total_bytes=1, fault="it does not say")
+
+
 def test_a_new_reason_is_told_too(start, heard, fake_nvml):
     start()
     fake_nvml.fail(0, UNKNOWN, "memory")

@@ -156,10 +156,13 @@ class Card(RuleBasedStateMachine):
         self.reports_stayed_away |= self.late_s > 1.5
         self.card.pass_time(seconds, every_s=0.5 if seconds < 10 else 5)
 
-    @rule(act=st.sampled_from(["pause", "drain", "blind", "quarantine", "resume"]))
-    def administer(self, act):
-        arguments = {"resume": (), "pause": ("x",), "drain": ("x",)}.get(act, ("x", self.card.now_s))
-        getattr(self.card.ledger, act)(*arguments)
+    @rule(act=st.sampled_from(["pause", "drain", "blind", "quarantine"]), request=amounts)
+    def administer(self, act, request):
+        """Nothing starts on a device that is stopped; in the end it is resumed, or the rest would be dull."""
+        getattr(self.card.ledger, act)(*(("x", self.card.now_s) if act in ("blind", "quarantine") else ("x",)))
+        assert self._start(request, True, True) == multiple()
+        self.card.ledger.resume()
+        self.card.look()
 
     # -- always --------------------------------------------------------------------------------------------------
 

@@ -69,8 +69,12 @@ def test_samplers_may_read_others_afresh(sides: TwoSides) -> None:
 
 
 def test_pruning_at_every_step_costs_no_statement(sides: TwoSides) -> None:
+    def objective(trial: Trial) -> float:
+        trial.report(1.0, 0)
+        return trial.suggest_float("x", 0, 1)
+
     for _ in range(6):
-        sides.workers[1].run(sides.ask()._trial_id, lambda t: t.suggest_float("x", 0, 1) + (t.report(1.0, 0) or 0))
+        sides.workers[1].run(sides.ask()._trial_id, objective)
     worker = sides.workers[0]
     worker.study.pruner = MedianPruner(n_startup_trials=2)
     trial = worker.open(sides.ask()._trial_id)

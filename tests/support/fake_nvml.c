@@ -43,14 +43,15 @@ struct gpm_metric { unsigned id; int answer; double value; const char *names[3];
 struct gpm_question { unsigned version, count; void *sample1, *sample2; struct gpm_metric metrics[1]; };
 struct gpm_support { unsigned version, supported; };
 
-/* Each thread has its own copy: one may hang while another asks. A handle is a place in the list of devices plus one,
- * so it stays good when the state is read again. Cards come before instances. */
+/* Each thread has its own copy: one may hang while another asks. A handle holds a place in the list of devices, so it
+ * stays good when the state is read again, and how often the library was started: one of an earlier start is refused,
+ * as the real library may do. Cards come before instances. */
 static _Thread_local struct device devices[MAX_DEVICES];
 static _Thread_local struct record records[MAX_RECORDS];
 static _Thread_local int device_count, record_count;
 static _Thread_local struct { unsigned pid; double since; } dead[MAX_DEAD];
 static _Thread_local int dead_count;
-static int started;
+static int started, generation;
 
 static double now(void) {
     struct timespec t;
@@ -130,9 +131,9 @@ static int answer(const struct device *d, const char *call) {
 static int enter(void *handle, const char *call, struct device **out) {
     if (!started) return UNINITIALIZED;
     read_state();
-    uintptr_t place = (uintptr_t)handle;
-    if (place < 1 || place > MAX_DEVICES || !devices[place - 1].present) return INVALID;
-    *out = &devices[place - 1];
+    uintptr_t place = (uintptr_t)handle % MAX_DEVICES;
+    if ((uintptr_t)handle / MAX_DEVICES != (uintptr_t)generation || !devices[place].present) return INVALID;
+    *out = &devices[place];
     return answer(*out, call);
 }
 
@@ -175,6 +176,8 @@ static u64 used(const struct device *d) {
     return sum < most ? sum : most;
 }
 
+static void *handle_of(int place) { return (void *)((uintptr_t)generation * MAX_DEVICES + (uintptr_t)place); }
+
 static int text(char *out, unsigned length, const char *value) {
     if (strlen(value) + 1 > length) return TOO_SMALL;
     strcpy(out, value);
@@ -185,7 +188,7 @@ EXPORT int nvmlInitWithFlags(unsigned flags) {
     (void)flags;
     read_state();
     int code = answer(NULL, "any");
-    if (!code) started++;
+    if (!code && !started++) generation++;
     return code;
 }
 EXPORT int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
@@ -209,7 +212,7 @@ EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **out) {
     read_state();
     for (int i = 0; i < device_count; i++)
         if (devices[i].gi < 0 && devices[i].card == (int)index) {
-            *out = (void *)(uintptr_t)(i + 1);
+            *out = handle_of(i);
             return answer(&devices[i], "handle");
         }
     return INVALID;
@@ -219,7 +222,7 @@ EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, void **out) {
     read_state();
     for (int i = 0; i < device_count; i++)
         if (!strcmp(devices[i].uuid, uuid)) {
-            *out = (void *)(uintptr_t)(i + 1);
+            *out = handle_of(i);
             return answer(&devices[i], "handle");
         }
     return NOT_FOUND;
@@ -308,7 +311,7 @@ EXPORT int nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned index, voi
     if (code) return code;
     for (int i = 0; i < device_count; i++)
         if (devices[i].gi >= 0 && devices[i].card == d->card && index-- == 0) {
-            *out = (void *)(uintptr_t)(i + 1);
+            *out = handle_of(i);
             return SUCCESS;
         }
     return NOT_FOUND;
@@ -354,7 +357,7 @@ EXPORT int nvmlGpmMigSampleGet(void *handle, unsigned gi, double *sample) {
 }
 EXPORT int nvmlGpmMetricsGet(struct gpm_question *question) {
     if (question->version != 1 || question->count != 1 || question->metrics[0].id != 2) return INVALID;
-    if (!question->sample1 || !question->sample2) return INVALID;
+    if (!question->sample1 || !question->sample2 || question->sample1 == question->sample2) return INVALID;
     question->metrics[0].answer = SUCCESS;
     question->metrics[0].value = *(double *)question->sample2; /* the newer sample; a mix-up would show */
     return SUCCESS;

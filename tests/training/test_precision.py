@@ -103,6 +103,15 @@ def test_skipping_without_end_ends_the_trial():
         step()
 
 
+def test_skipped_steps_with_good_ones_between_do_not_add_up():
+    weight = Weight()
+    precision = training.mixed_precision(device="cpu", on_nonfinite="skip", max_skipped=2)
+    for factor in (float("nan"), 1.0) * 4:
+        precision.backward(weight.loss(factor))
+        precision.step(weight.optimizer)
+    assert (precision.steps, precision.skipped_steps) == (4, 4)
+
+
 def test_a_scaler_that_never_finds_a_scale_ends_the_trial():
     weight = Weight()
     precision = training.mixed_precision("float16", device="cpu", max_skipped=5)

@@ -89,6 +89,7 @@ def conclude(attempt: Attempt, place: Place) -> Conclusion:
         num_alloc_retries=attempt.sample.num_alloc_retries,
         device_used_before_bytes=attempt.used_before_bytes,
         verdict=end.verdict,
+        asked_bytes=outcome.memory.get("asked_bytes"),
         type_name=outcome.type_name,
         mro=outcome.mro,
         text=_shorten(end.text, TEXT_LIMIT),

@@ -53,8 +53,8 @@ class TrainingLink:
         from vrampool.training import runtime
         from vrampool.training.defaults import apply_settings
 
-        runtime.attach()
         apply_settings()
+        runtime.attach()
 
     def _count_steps(self, steps: int) -> None:
         before, self._steps = self._steps, self._steps + steps

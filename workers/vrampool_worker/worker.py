@@ -118,7 +118,7 @@ class WorkerLoop:
         self.sampler.start()
         self._every(LOOK_S, self.wake)
         self._every(AUDIT_S, self.audit)
-        self._every(1.0, lambda: self.chronicle.sample(time.time()))
+        self._every(self.settings.sample_s, lambda: self.chronicle.sample(time.time()))
         while not self._finished:
             now_s = time.monotonic()
             for key, mask in self._selector.select(self.timers.wait_s(now_s, 1.0)):

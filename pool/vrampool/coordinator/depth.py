@@ -1,4 +1,4 @@
-"""How many trials wait: pure. A stale proposal is a worse one, so a trial is asked for only when a device can start it."""
+"""How many trials wait: pure. A stale proposal is a worse one, so one is asked for only when a device can start it."""
 
 from __future__ import annotations
 

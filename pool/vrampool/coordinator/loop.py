@@ -142,7 +142,7 @@ class Coordinator:
             return
         now_s = self._clock()
         largest = self._registry.largest_budget(time.time()) or 0
-        trials = self._read(set(tender.spec.study_name for tender in self._tenders.values()))
+        trials = self._read({tender.spec.study_name for tender in self._tenders.values()})
         for tender in self._in_order():
             tender.largest_bytes = largest
             self._enqueue(tender.observe(trials[tender.spec.study_name]), front=True)

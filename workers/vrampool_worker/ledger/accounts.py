@@ -66,7 +66,7 @@ class Accounts:
 
     def free_bytes(self, now_s: float) -> int:
         """Return what is left to be given away."""
-        others_bytes = self.strangers_bytes(now_s)
+        others_bytes = self.strangers_bytes(now_s) + self._unclear_bytes(now_s)
         return max(0, self._budget_bytes - self.driver_reserved_bytes - others_bytes - self._counted_bytes())
 
     def strangers_bytes(self, now_s: float) -> int:

@@ -1,0 +1,383 @@
+"""The cap of a trial's memory, on the CPU and with torch; seeds; and hooks at the end of an import."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+from support.child_driver import ChildDriver, Story
+
+from vrampool.units import MIB
+from vrampool_worker.child_memory import DATA_SLACK_BYTES
+from vrampool_worker.children import EventKind
+from vrampool_worker.import_hooks import after_import
+
+# ---- on the CPU --------------------------------------------------------------------------------------
+
+
+def test_a_trial_on_the_cpu_cannot_hold_more_than_its_cap(driver: ChildDriver) -> None:
+    story = driver.run(
+        "import resource\ndef objective(trial):\n    trial.set_user_attr('limit', resource.getrlimit(resource.RLIMIT_DATA))\n"
+        "    held = [bytearray(16 * 2**20) for _ in range(40)]\n    return 1.0\n",
+        cap_bytes=100 * MIB,
+    )
+    assert story.first(EventKind.STARTED) == {"cap_bytes": 100 * MIB, "cap_source": "RLIMIT_DATA"}
+    assert story.trial is not None
+    assert story.trial.user_attrs["limit"] == [100 * MIB + DATA_SLACK_BYTES] * 2
+    assert (story.outcome.kind, story.outcome.memory["device"]) == ("oom", "host")
+
+
+def test_numpy_that_asks_for_too_much_is_told_as_out_of_host_memory(driver: ChildDriver) -> None:
+    story = driver.run(
+        "import numpy as np\ndef objective(trial):\n    return float(np.ones(2**30).sum())\n", cap_bytes=200 * MIB
+    )
+    assert (story.outcome.kind, story.outcome.memory["device"]) == ("oom", "host")
+    assert story.outcome.memory["asked_bytes"] == 2**33
+
+
+def test_a_trial_offers_itself_to_the_oom_killer(driver: ChildDriver) -> None:
+    story = driver.run("def objective(trial):\n    return float(open('/proc/self/oom_score_adj').read())\n")
+    assert story.outcome.values == [800.0]
+
+
+def test_a_cap_can_be_moved_while_the_trial_runs(driver: ChildDriver) -> None:
+    """Down and up again, but never above what it began with: that is the kernel's rule for those without privileges."""
+    story = driver.start(
+        driver.spawn(),
+        "import resource, time\ndef objective(trial):\n    print('begun', flush=True)\n"
+        "    while resource.getrlimit(resource.RLIMIT_DATA)[0] != 300 * 2**20 + 256 * 2**20: time.sleep(0.01)\n"
+        "    return 1.0\n",
+        cap_bytes=400 * MIB,
+    )
+    driver.until(lambda: story.first(EventKind.STARTED))
+    for asked, given in ((200 * MIB, 200 * MIB), (900 * MIB, 400 * MIB), (300 * MIB, 300 * MIB)):
+        before = story.kinds.count("recapped")
+        story.child.recap(asked)
+        driver.until(lambda before=before: story.kinds.count("recapped") > before)
+        last = [event for event in story.events if event.kind is EventKind.RECAPPED][-1]
+        assert last.data == {"cap_bytes": given, "freed_bytes": 0}
+    driver.until(lambda: story.child.gone)
+    assert story.outcome.sample["cap_bytes"] == 300 * MIB
+
+
+def test_without_a_cap_nothing_is_limited(driver: ChildDriver) -> None:
+    story = driver.run(
+        "import resource\ndef objective(trial):\n    return float(resource.getrlimit(resource.RLIMIT_DATA)[0])\n"
+    )
+    assert story.first(EventKind.STARTED) == {"cap_bytes": None, "cap_source": "none"}
+    assert story.outcome.values == [-1.0]
+
+
+# ---- seeds -------------------------------------------------------------------------------------------
+
+DRAWS = (
+    "import random\ndef objective(trial):\n    import numpy as np\n    import torch\n"
+    "    trial.set_user_attr('draws', [random.random(), float(np.random.rand()), float(torch.rand(1))])\n    return 1.0\n"
+)
+
+
+def draws(story: Story) -> list[float]:
+    assert story.trial is not None and story.outcome.kind == "value", str(story)
+    found: list[float] = story.trial.user_attrs["draws"]
+    return found
+
+
+def test_what_a_trial_draws_depends_on_its_seed_alone(driver: ChildDriver) -> None:
+    """Whether the libraries were loaded ahead, with the objective, or inside of it."""
+    late = draws(driver.run(DRAWS, seed=11))
+    ahead = driver.start(driver.spawn(preload=("random", "numpy", "torch")), DRAWS, seed=11)
+    driver.until(lambda: ahead.child.gone, limit_s=60)
+    assert draws(ahead) == late
+    other = draws(driver.run(DRAWS, seed=12))
+    assert all(first != second for first, second in zip(late, other, strict=True))
+
+
+def test_a_seed_of_the_objectives_own_is_not_undone_by_a_later_import(driver: ChildDriver) -> None:
+    source = (
+        "import random\ndef objective(trial):\n    random.seed(5)\n    import numpy\n    import torch\n"
+        "    return random.random()\n"
+    )
+    import random
+
+    assert driver.run(source, seed=11).outcome.values == [random.Random(5).random()]
+
+
+# ---- torch -------------------------------------------------------------------------------------------
+
+#: Stands in for torch on a GPU, as far as the runtime speaks to it: queued calls, fraction, allocator, stats.
+FAKE_TORCH = '''
+import sys, types
+LOG = []
+GIB = 2**30
+TOTAL = 10 * GIB
+
+class OutOfMemoryError(RuntimeError): pass
+OutOfMemoryError.__module__ = "torch"
+
+class _C:
+    fraction = 1.0
+    reserved = allocated = peak = ooms = retries = 0
+    @classmethod
+    def _cuda_setMemoryFraction(cls, fraction, device):
+        assert cuda._allocator_ready, "the allocator is not there yet"
+        cls.fraction = fraction
+        LOG.append(("fraction", round(fraction, 4), cls.reserved))
+    @classmethod
+    def _cuda_getMemoryFraction(cls, device):
+        return cls.fraction
+
+def manual_seed(seed): LOG.append(("seed", seed))
+
+cuda = types.ModuleType("torch.cuda")
+memory = cuda.memory = types.ModuleType("torch.cuda.memory")
+cuda._allocator_ready = False
+cuda._initialized = False
+cuda._queued = []
+def _lazy_call(call): call() if cuda._initialized else cuda._queued.append(call)
+def _lazy_init():
+    if cuda._allocator_ready: return
+    cuda._allocator_ready = True
+    for call in cuda._queued: call()
+    cuda._initialized = True
+def is_initialized(): return cuda._initialized
+def device_count(): return 1
+def mem_get_info(device=None): _lazy_init(); return (TOTAL, TOTAL)
+def memory_reserved(device=None): return _C.reserved
+def empty_cache(): _C.reserved = _C.allocated
+def synchronize(): pass
+def memory_allocated(device=None): return _C.allocated
+def set_per_process_memory_fraction(fraction, device=None):
+    _lazy_init(); _C._cuda_setMemoryFraction(fraction, 0)
+def reset_peak_memory_stats(device=None): _C.peak = _C.reserved
+def reset_accumulated_memory_stats(device=None): _C.ooms = _C.retries = 0
+def memory_stats_as_nested_dict(device=None):
+    return {"reserved_bytes": {"all": {"current": _C.reserved, "peak": _C.peak}},
+            "allocated_bytes": {"all": {"current": _C.allocated, "peak": _C.peak}},
+            "num_ooms": _C.ooms, "num_alloc_retries": _C.retries}
+def alloc(size):
+    _lazy_init()
+    if _C.allocated + size > _C.fraction * TOTAL:
+        _C.ooms += 1
+        raise OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size / GIB:.2f} GiB. GPU 0 has a total capacity "
+            f"of 10.00 GiB of which 9.00 GiB is free. {_C.fraction * TOTAL / GIB:.2f} GiB allowed; ")
+    _C.allocated += size
+    _C.reserved = max(_C.reserved, _C.allocated)
+    _C.peak = max(_C.peak, _C.reserved)
+def free(size): _C.allocated -= size
+for item in (_lazy_call, _lazy_init, is_initialized, device_count, mem_get_info, memory_reserved, empty_cache, synchronize,
+             memory_allocated, set_per_process_memory_fraction, reset_peak_memory_stats,
+             reset_accumulated_memory_stats, memory_stats_as_nested_dict, alloc, free):
+    setattr(cuda, item.__name__, item)
+for item in (set_per_process_memory_fraction, reset_peak_memory_stats, reset_accumulated_memory_stats):
+    setattr(memory, item.__name__, item)
+cuda.init = _lazy_init
+sys.modules["torch.cuda"] = cuda
+sys.modules["torch.cuda.memory"] = memory
+backends = types.SimpleNamespace(cuda=types.SimpleNamespace(is_built=lambda: True), cudnn=types.SimpleNamespace(benchmark=True))
+AT_END_OF_IMPORT = list(LOG)
+'''
+
+GIB = 1024**3
+
+
+@pytest.fixture
+def gpu(driver: ChildDriver, tmp_path: Path) -> ChildDriver:
+    """A driver whose children find a torch that plays a GPU of 10 GiB."""
+    (tmp_path / "torch.py").write_text(FAKE_TORCH)
+    return driver
+
+
+def on_gpu(driver: ChildDriver, body: str, *, preload: bool = False, cap_bytes: int = 2 * GIB) -> Story:
+    """Start an objective with a GPU's cap; `body` is its code, with `torch` imported."""
+    import os
+
+    env = {**os.environ, "PYTHONPATH": str(driver.folder)}
+    story = driver.spawn(preload=("torch",) if preload else (), env=env)
+    source = "import time\ndef objective(trial):\n    import torch\n    G = 2**30\n" + "".join(
+        f"    {line}\n" for line in body.splitlines()
+    )
+    return driver.start(story, source, device="cuda", cap_bytes=cap_bytes, total_bytes=10 * GIB)
+
+
+@pytest.mark.parametrize("preload", [False, True])
+def test_the_cap_is_set_when_cuda_begins_and_not_before(gpu: ChildDriver, preload: bool) -> None:
+    """No context is created for it, and not a byte can be had before it holds."""
+    story = on_gpu(
+        gpu,
+        "assert not torch.cuda.is_initialized()\n"
+        "torch.cuda.alloc(1 * G)\n"
+        "assert torch.LOG[-1] == ('fraction', 0.2, 0), torch.LOG\n"
+        "trial.set_user_attr('benchmark', torch.backends.cudnn.benchmark)\n"
+        "torch.cuda.alloc(2 * G)\nreturn 1.0",
+        preload=preload,
+    )
+    gpu.until(lambda: story.child.gone)
+    assert story.outcome.kind == "oom", str(story)
+    assert story.outcome.memory["asked_bytes"] == 2 * GIB
+    assert story.outcome.sample["num_ooms"] == 1
+    assert story.outcome.sample["cap_bytes"] == 2 * GIB
+    assert story.outcome.sample["max_torch_reserved_bytes"] == GIB
+    assert story.first(EventKind.STARTED) == {
+        "cap_bytes": 2 * GIB,
+        "cap_source": "torch, at its first use of CUDA" if preload else "torch, once it is imported",
+    }
+    assert story.trial is not None and story.trial.user_attrs["benchmark"] is False
+
+
+def test_an_objective_cannot_raise_its_cap(gpu: ChildDriver) -> None:
+    """It may lower it; more is refused with a warning, also around our guard."""
+    story = on_gpu(
+        gpu,
+        "torch.cuda.set_per_process_memory_fraction(0.9)\n"
+        "assert torch._C.fraction == 0.2, torch._C.fraction\n"
+        "torch.cuda.memory.set_per_process_memory_fraction(0.1)\n"
+        "assert torch._C.fraction == 0.1\n"
+        "torch._C.fraction = 1.0\n"
+        "end = time.monotonic() + 5\n"
+        "while torch._C.fraction > 0.2 and time.monotonic() < end: time.sleep(0.01)\n"
+        "return torch._C.fraction",
+    )
+    gpu.until(lambda: story.child.gone)
+    assert story.outcome.values == [0.1], str(story)
+    assert "is more than this trial's lease" in story.log
+
+
+def test_samples_tell_what_is_held_and_peaks_survive_a_reset(gpu: ChildDriver) -> None:
+    story = on_gpu(
+        gpu,
+        "torch.cuda.alloc(1 * G)\ntorch.cuda.free(1 * G)\ntorch.cuda.empty_cache()\ntorch._C.ooms = 3\n"
+        "torch.cuda.reset_peak_memory_stats()\ntorch.cuda.memory.reset_accumulated_memory_stats()\n"
+        "torch.cuda.alloc(G // 2)\ntime.sleep(0.5)\nreturn 1.0",
+    )
+    gpu.until(lambda: story.child.gone)
+    samples = [event.data for event in story.events if event.kind is EventKind.SAMPLE]
+    assert samples
+    last = samples[-1]
+    assert (last["allocated_bytes"], last["max_torch_reserved_bytes"], last["num_ooms"]) == (GIB // 2, GIB, 3)
+    assert last["cuda_initialized"] and last["cap_bytes"] == 2 * GIB
+
+
+def test_a_cap_is_lowered_after_the_cache_is_emptied(gpu: ChildDriver) -> None:
+    story = on_gpu(
+        gpu,
+        "torch.cuda.alloc(2 * G)\ntorch.cuda.free(G + G // 2)\nprint('begun')\n"
+        "end = time.monotonic() + 10\n"
+        "while torch._C.fraction > 0.15 and time.monotonic() < end: time.sleep(0.01)\n"
+        "print(torch.LOG)\nprint('lowered')\n"
+        "while torch._C.fraction < 0.25 and time.monotonic() < end: time.sleep(0.01)\nreturn 1.0",
+    )
+    gpu.until(lambda: "begun" in story.child.log_tail())
+    story.child.recap(GIB)
+    gpu.until(lambda: story.first(EventKind.RECAPPED))
+    assert story.first(EventKind.RECAPPED) == {"cap_bytes": GIB, "freed_bytes": GIB + GIB // 2}
+    gpu.until(lambda: "lowered" in story.child.log_tail())
+    story.child.recap(3 * GIB)
+    gpu.until(lambda: story.kinds.count("recapped") == 2)
+    assert [event.data for event in story.events if event.kind is EventKind.RECAPPED][1]["cap_bytes"] == 3 * GIB
+    gpu.until(lambda: story.child.gone)
+    assert story.outcome.values == [1.0], str(story)
+
+
+def test_a_cap_is_never_lowered_below_what_is_in_use(gpu: ChildDriver) -> None:
+    """It may have grown since the worker looked; lowered all the same, its next step would fail."""
+    story = on_gpu(gpu, "torch.cuda.alloc(G + G // 2)\nprint('begun')\ntime.sleep(1)\nreturn 1.0")
+    gpu.until(lambda: "begun" in story.child.log_tail())
+    story.child.recap(GIB)
+    gpu.until(lambda: story.first(EventKind.RECAPPED))
+    assert story.first(EventKind.RECAPPED) == {"cap_bytes": GIB + GIB // 2, "freed_bytes": 0}
+    gpu.until(lambda: story.child.gone)
+
+
+def test_a_recap_before_torch_is_there_is_kept_for_it(gpu: ChildDriver) -> None:
+    import os
+
+    story = gpu.spawn(env={**os.environ, "PYTHONPATH": str(gpu.folder)})
+    gpu.start(
+        story,
+        "import time\ndef objective(trial):\n    print('begun')\n    time.sleep(0.5)\n    import torch\n"
+        "    torch.cuda.alloc(1)\n    return torch._C.fraction\n",
+        device="cuda",
+        cap_bytes=2 * GIB,
+        total_bytes=10 * GIB,
+    )
+    gpu.until(lambda: "begun" in story.child.log_tail())
+    story.child.recap(GIB)
+    gpu.until(lambda: story.child.gone)
+    assert story.outcome.values == [0.1], str(story)
+
+
+def test_the_helpers_of_training_learn_the_lease_and_report_through_it(gpu: ChildDriver) -> None:
+    story = on_gpu(
+        gpu,
+        "from vrampool.training import runtime\n"
+        "facts = runtime.current()\n"
+        "trial.set_user_attr('facts', [facts.device, facts.cap_bytes, facts.slots])\n"
+        "for _ in range(25): runtime.count_steps(1)\n"
+        "runtime.note_hint('shapes', 'pad them')\n"
+        "torch._C.ooms = 2\ntorch.cuda.alloc(1)\nruntime.note_oom_handled(2)\nreturn 1.0",
+    )
+    gpu.until(lambda: story.child.gone)
+    assert story.trial is not None and story.trial.user_attrs["facts"] == ["cuda", 2 * GIB, 1], str(story)
+    assert [event.data["steps"] for event in story.events if event.kind is EventKind.STEP][:2] == [1, 20]
+    assert story.first(EventKind.HINT) == {"text": "pad them"}
+    assert (story.outcome.sample["num_ooms"], story.outcome.sample["num_ooms_handled"]) == (2, 2)
+
+
+def test_real_torch_on_the_cpu_runs_without_any_of_it(driver: ChildDriver) -> None:
+    story = driver.run(
+        "def objective(trial):\n    import torch\n    net = torch.nn.Linear(4, 1)\n    step = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "    for _ in range(3):\n        step.zero_grad(); net(torch.ones(2, 4)).sum().backward(); step.step()\n"
+        "    assert torch.backends.cudnn.benchmark is False\n    return 1.0\n",
+        cap_bytes=1024 * MIB,
+        limit_s=60,
+    )
+    assert story.outcome.values == [1.0], str(story)
+    assert story.first(EventKind.STEP) == {"steps": 1}
+
+
+# ---- hooks at the end of an import -------------------------------------------------------------------
+
+
+def test_a_call_waits_for_the_end_of_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hooked_module.py").write_text("STATE = ['begun']\nSTATE.append('ended')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen: list[list[str]] = []
+    after_import("hooked_module", lambda: seen.append(list(sys.modules["hooked_module"].STATE)))
+    assert seen == []
+    module = importlib.import_module("hooked_module")
+    assert seen == [["begun", "ended"]]
+    assert module.__spec__ is not None and type(module.__spec__.loader).__name__ == "SourceFileLoader"
+    after_import("hooked_module", lambda: seen.append(["now"]))
+    assert seen[1:] == [["now"]]
+    sys.modules.pop("hooked_module")
+
+
+def test_a_call_that_raises_breaks_nobodys_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "hooked_too.py").write_text("VALUE = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    after_import("hooked_too", lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    assert importlib.import_module("hooked_too").VALUE == 1
+    assert "ZeroDivisionError" in capsys.readouterr().err
+    sys.modules.pop("hooked_too")
+
+
+def test_a_lazy_loader_makes_the_call_when_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hooked_lazily.py").write_text("VALUE = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen: list[int] = []
+    after_import("hooked_lazily", lambda: seen.append(1))
+    spec = importlib.util.find_spec("hooked_lazily")
+    assert spec is not None and spec.loader is not None
+    loader = importlib.util.LazyLoader(spec.loader)
+    spec.loader = loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["hooked_lazily"] = module
+    loader.exec_module(module)
+    assert seen == []
+    assert module.VALUE == 1
+    assert seen == [1]
+    sys.modules.pop("hooked_lazily")
