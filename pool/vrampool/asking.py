@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,6 @@ def build_spec(
         bundle_limit_bytes=settings.bundle_bytes,
         allow_bundles=settings.objectives == "any",
     )
-    catch = asked["catch"]
     name = asked["study_name"] or f"{reference.target.rpartition(':')[2] or 'study'}-{uuid.uuid4().hex[:6]}"
     seed = int.from_bytes(os.urandom(4)) if asked["seed"] is None else asked["seed"]
     spec = SubmissionSpec(
@@ -85,14 +85,14 @@ def build_spec(
         total=asked["total"],
         timeout_s=asked["timeout"],
         trial_timeout_s=asked["trial_timeout_s"],
-        catch=None if catch is None else tuple(f"{item.__module__}.{item.__qualname__}" for item in catch),
+        catch=read_catch(asked["catch"]),
         vram=vram,
         max_concurrent_trials=asked["max_concurrent_trials"],
         priority=asked["priority"],
         env={str(key): str(value) for key, value in (asked["env"] or {}).items()},
         sampler=dump_sampler(asked["sampler"]),
         pruner=dump_pruner(asked["pruner"]),
-        points=tuple(dict(point) for point in asked["points"]),
+        points=_read_points(asked["points"]),
         skip_if_exists=asked["skip_if_exists"],
         retry_timeouts=asked["retry_timeouts"],
         max_infra_retries=asked["max_infra_retries"],
@@ -120,6 +120,36 @@ def _check_counts(asked: Mapping[str, Any]) -> None:
             raise InputError(f"{name} must be a number of seconds above 0, not {value!r}")
     if asked["oom"] not in ("auto", "user"):
         raise InputError(f"oom must be 'auto' or 'user', not {asked['oom']!r}")
+
+
+def read_catch(catch: type[BaseException] | Iterable[type[BaseException]] | None) -> tuple[str, ...] | None:
+    """Return the qualified names of the exceptions that do not end a study; None: all of them."""
+    if catch is None:
+        return None
+    kinds = (catch,) if isinstance(catch, type) else tuple(catch)
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise InputError(f"catch must name classes of exceptions, not {kind!r}")
+    return tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
+
+
+def _read_points(points: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """Return starting points as they will be stored: plain JSON values, NumPy's numbers made Python's."""
+    found = []
+    for point in points:
+        if not isinstance(point, Mapping):
+            raise InputError(f"a starting point must be a dict of parameters, not {point!r}")
+        try:
+            found.append(json.loads(json.dumps(dict(point), default=_plain)))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"starting point {dict(point)!r} cannot be stored: {error}") from None
+    return tuple(found)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is no number, text, bool or None")
 
 
 def read_directions(direction: str | None, directions: Sequence[str] | None) -> list[str] | None:

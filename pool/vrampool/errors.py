@@ -94,6 +94,9 @@ class StudyFailedError(VrampoolError):
 class ObjectiveFailedError(StudyFailedError):
     """Raised by `Pool.optimize` for an exception of the objective that `catch` does not name.
 
+    It is an instance of the class that was raised, too, where the submitting process has that class and can make one:
+    ``except ValueError:`` catches it as it does around `study.optimize`.
+
     Attributes:
         type_name: Qualified name of the exception's class as raised in the child.
         remote_traceback: The traceback as text, from the child.
@@ -101,10 +104,13 @@ class ObjectiveFailedError(StudyFailedError):
     """
 
     def __init__(self, text: str, *, type_name: str = "", remote_traceback: str = "", trial_number: int = -1) -> None:
-        super().__init__(text)
+        Exception.__init__(self, text)  # not the next class's own: it may want other arguments
         self.type_name = type_name
         self.remote_traceback = remote_traceback
         self.trial_number = trial_number
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class MessageError(VrampoolError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from vrampool import retries
 from vrampool.errors import StudyFailedError
 from vrampool.messages import AttemptFacts, EndKind, SubmissionSpec
 from vrampool.queueing import Events, Registry, TransientRedisError
-from vrampool.storage import Catalog, SubmissionRow, SubmissionState, attempt_of, mark_of
+from vrampool.storage import FINAL_STATES, Catalog, SubmissionRow, SubmissionState, attempt_of, mark_of
 from vrampool.units import format_bytes
 
 if TYPE_CHECKING:
@@ -25,9 +26,7 @@ if TYPE_CHECKING:
 LOOK_S = 0.5
 #: Trials that wait for longer than this without a worker that can run them are told about.
 ORPHAN_S = 5.0
-FINAL_STATES = frozenset(
-    {SubmissionState.DONE, SubmissionState.STOPPED, SubmissionState.CANCELLED, SubmissionState.FAILED}
-)
+Callback = Callable[[optuna.Study, FrozenTrial], None]
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,8 @@ class Handle:
         self._catalog = Catalog(storage)
         self._events = Events(connection, pool)
         self._registry = Registry(connection, pool)
-        self._done_callbacks: set[int] = set()
-        self.callbacks: list[Callable[[optuna.Study, FrozenTrial], None]] = []
+        self._yielded: set[int] = set()
+        self.callbacks: list[Callback] = []
         self.check: Callable[[], None] = lambda: None  #: raises what ended the pool by itself
 
     # ---- reading -----------------------------------------------------------------------------------
@@ -202,17 +201,25 @@ class Handle:
                 wake.wait(left)
 
     def _run_callbacks(self) -> None:
-        if not self.callbacks:
-            return
+        if self.callbacks:
+            for trial in self.newly_finished():
+                self.call_back(self.callbacks, self.study, trial)
+
+    def newly_finished(self) -> Iterator[FrozenTrial]:
+        """Yield each root trial that has ended for good and counts, once in this handle's life."""
         for trial in self.finished_roots():
-            if trial.number not in self._done_callbacks:
-                self._done_callbacks.add(trial.number)
-                for callback in self.callbacks:
-                    with _in_optimize_loop(self.study):
-                        callback(self.study, trial)
-                    if self.study._stop_flag:
-                        self.study._stop_flag = False
-                        self.stop("stopped by a callback")
+            if trial.number not in self._yielded:
+                self._yielded.add(trial.number)
+                yield trial
+
+    def call_back(self, callbacks: Sequence[Callback], study: optuna.Study, trial: FrozenTrial) -> None:
+        """Call the user's callbacks for one trial; `study.stop()` in one of them stops this submission."""
+        for callback in callbacks:
+            with _in_optimize_loop(study):
+                callback(study, copy.deepcopy(trial))
+        if study._stop_flag:
+            study._stop_flag = False
+            self.stop("stopped by a callback")
 
     def _warn_without_worker(self, progress: Progress) -> bool:
         try:
@@ -284,10 +291,11 @@ class _in_optimize_loop:
         self._study = study
 
     def __enter__(self) -> None:
+        self._before = self._study._thread_local.in_optimize_loop
         self._study._thread_local.in_optimize_loop = True
 
     def __exit__(self, *error: object) -> None:
-        self._study._thread_local.in_optimize_loop = False
+        self._study._thread_local.in_optimize_loop = self._before
 
 
 def trial_record(trial: FrozenTrial, attempts: Sequence[FrozenTrial] = ()) -> dict[str, Any]:

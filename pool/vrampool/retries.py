@@ -151,6 +151,17 @@ def _after_others_fault(
     return Final(True, f"out of memory by others' use of the device, {victims} attempts")
 
 
+def uncaught(trial: FrozenTrial, spec: SubmissionSpec) -> AttemptFacts | None:
+    """Return the facts of a trial whose objective raised what `catch` does not name; None for any other.
+
+    A return value that is no number fails the trial and raises nothing, as in Optuna.
+    """
+    facts = attempt_of(trial) if trial.state == TrialState.FAIL else None
+    if facts is None or facts.end != EndKind.FAILED or not facts.mro or spec.catch is None:
+        return None
+    return None if set(spec.catch) & set(facts.mro) else facts
+
+
 @dataclass(frozen=True)
 class Root:
     """One asked-for trial: its attempts in order, and where it stands."""
@@ -185,6 +196,26 @@ def roots(trials: Iterable[FrozenTrial], spec: SubmissionSpec, *, largest_bytes:
         step = next_step(attempts[-1], spec, attempts, largest_bytes=largest_bytes)
         result.append(Root(number, tuple(attempts), step))
     return result
+
+
+def count_of_others(trials: Iterable[FrozenTrial], submission_id: str) -> int:
+    """Count the root trials of a study that are not of a submission: of other submissions, and run without us.
+
+    Those under way count, those that were cancelled do not. A trial that a user has enqueued, and that nobody has
+    taken yet, does not: it is about to become somebody's.
+    """
+    found: dict[object, bool] = {}
+    for trial in trials:
+        mark = mark_of(trial)
+        if mark is None:
+            found[trial.number] = trial.state != TrialState.WAITING
+        elif mark.submission != submission_id:
+            # The last attempt decides; one that will be retried counts, for its root is under way.
+            facts = attempt_of(trial)
+            cancelled = cancelled_reason(trial) is not None or (facts is not None and facts.end == EndKind.CANCELLED)
+            root = trial.number if mark.root is None else mark.root
+            found[mark.submission, root] = not (trial.state == TrialState.FAIL and cancelled)
+    return sum(found.values())
 
 
 def _until(trial: FrozenTrial, attempts: Iterable[FrozenTrial]) -> list[FrozenTrial]:

@@ -67,18 +67,18 @@ def tell_import_environment(trial):
 
 
 def meet(trial):
-    """End when so many trials are in here at once; each leaves a file while it is."""
-    folder = Path(os.environ["MEETING"])
+    """End once so many trials were in here at the same time; each leaves a file while it is."""
+    folder, size = Path(os.environ["MEETING"]), int(os.environ["MEETING_SIZE"])
     own = folder / f"{trial.number}.here"
     own.touch()
-    most, deadline = 0, time.monotonic() + 20
-    while most < int(os.environ["MEETING_SIZE"]) and time.monotonic() < deadline:
+    most, deadline = 0, time.monotonic() + 30
+    while not (folder / "met").exists() and time.monotonic() < deadline:
         most = max(most, len(list(folder.glob("*.here"))))
+        if most >= size:
+            (folder / "met").touch()
         time.sleep(0.01)
-    trial.set_user_attr("most", most)
-    # A moment longer, for those that have not counted yet.
-    time.sleep(0.1)
     own.unlink()
+    trial.set_user_attr("most", most)
     return float(most)
 
 
@@ -284,19 +284,19 @@ def hold(size_bytes):
 
 
 def hold_then_meet(trial):
-    """Hold 60 MiB, report, then wait for the others: alone until the report, together after it."""
+    """Hold 60 MiB and report, then wait for a second trial: alone until the report, together after it."""
     held = hold(60 * 1024**2)
     folder = Path(os.environ["MEETING"])
     own = folder / f"{trial.number}.here"
-    trial.set_user_attr("with_me_before", len(list(folder.glob("*.here"))))
+    trial.set_user_attr("before", len(list(folder.glob("*.here"))))
     own.touch()
     trial.report(0.0, 0)
-    most, deadline = 0, time.monotonic() + 5
-    while most < 2 and time.monotonic() < deadline:
-        most = max(most, len(list(folder.glob("*.here"))))
+    deadline = time.monotonic() + 30
+    while not (folder / "met").exists() and time.monotonic() < deadline:
+        if len(list(folder.glob("*.here"))) >= 2:
+            (folder / "met").touch()
         time.sleep(0.01)
     own.unlink()
-    trial.set_user_attr("most", most)
     return float(len(held))
 
 

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from optuna.trial import TrialState
 from support.pools import LivePool, check_invariants, facts_of, only
+from support.waiting import until
 
 HERE = Path(__file__).parent
 OBJECTIVES = HERE / "objectives.py"
@@ -79,9 +80,7 @@ def test_nothing_of_the_pool_reaches_a_trial(pool: LivePool):
 
 
 def test_children_run_side_by_side_while_their_leases_stay_within_the_budget(pool: LivePool, tmp_path):
-    """Eight trials of 300 MiB on a budget of 1 GiB: three at once, and never four."""
-    meeting = tmp_path / "meeting"
-    meeting.mkdir()
+    """Six trials of 300 MiB on a budget of 1 GiB: three at once, and never four."""
     device = pool.device()
     leased: list[int] = []
     ended = threading.Event()
@@ -93,9 +92,9 @@ def test_children_run_side_by_side_while_their_leases_stay_within_the_budget(poo
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    env = {"MEETING": str(meeting), "MEETING_SIZE": "3"}
+    env = {"MEETING": str(tmp_path), "MEETING_SIZE": "3"}
     try:
-        handle = pool.run(f"{OBJECTIVES}:meet", 8, vram="300MiB", env=env)
+        handle = pool.run(f"{OBJECTIVES}:meet", 6, vram="300MiB", env=env)
     finally:
         ended.set()
         watcher.join()
@@ -129,8 +128,6 @@ def test_a_spare_is_used_for_exactly_one_trial(pool: LivePool):
 
 def spares_of(pool: LivePool) -> list[int]:
     """Return the pids of the trial processes that wait: below the worker's keepers."""
-    from support.waiting import until
-
     worker = psutil.Process(pool.device().pid)
     wanted = pool.pool.settings.spares
 

@@ -128,7 +128,7 @@ print(story.child.keeper_pid, spare.child.keeper_pid, spare.child.pid, flush=Tru
 driver.until(lambda: False)
 '''
     tests = Path(__file__).parent.parent
-    env = {**os.environ, "PYTHONPATH": str(tests)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")])}
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=env, text=True) as worker:
         assert worker.stdout is not None
         keepers = [int(pid) for pid in worker.stdout.readline().split()]
@@ -223,6 +223,7 @@ def test_a_spare_is_used_once_and_ends_when_it_is_not_needed(driver: ChildDriver
     assert unused.child.pid is not None and not alive(unused.child.pid)
 
 
+@pytest.mark.slow
 def test_two_hundred_children_leave_no_descriptor_and_no_corpse(driver: ChildDriver) -> None:
     target = driver.module(
         "import os\ndef objective(trial):\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -189,12 +190,14 @@ def gpu(driver: ChildDriver, tmp_path: Path) -> ChildDriver:
     return driver
 
 
+def with_fake(driver: ChildDriver) -> dict[str, str]:
+    paths = [str(driver.folder), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+
+
 def on_gpu(driver: ChildDriver, body: str, *, preload: bool = False, cap_bytes: int = 2 * GIB) -> Story:
     """Start an objective with a GPU's cap; `body` is its code, with `torch` imported."""
-    import os
-
-    env = {**os.environ, "PYTHONPATH": str(driver.folder)}
-    story = driver.spawn(preload=("torch",) if preload else (), env=env)
+    story = driver.spawn(preload=("torch",) if preload else (), env=with_fake(driver))
     source = "import time\ndef objective(trial):\n    import torch\n    G = 2**30\n" + "".join(
         f"    {line}\n" for line in body.splitlines()
     )
@@ -291,9 +294,7 @@ def test_a_cap_is_never_lowered_below_what_is_in_use(gpu: ChildDriver) -> None:
 
 
 def test_a_recap_before_torch_is_there_is_kept_for_it(gpu: ChildDriver) -> None:
-    import os
-
-    story = gpu.spawn(env={**os.environ, "PYTHONPATH": str(gpu.folder)})
+    story = gpu.spawn(env=with_fake(gpu))
     gpu.start(
         story,
         "import time\ndef objective(trial):\n    print('begun')\n    time.sleep(0.5)\n    import torch\n"

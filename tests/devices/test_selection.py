@@ -171,6 +171,23 @@ def test_a_gpu_by_bookkeeping_is_the_one_of_the_mask(fake_nvml, mask, expected):
         find_devices(Settings(vram_total="8GiB"), {MASK: "-1"})
 
 
+@pytest.mark.parametrize("mask", [None, "3,2", FIRST])
+def test_a_gpu_by_bookkeeping_is_found_again_by_its_id(fake_nvml, mask):
+    """A worker is started for each device by its id."""
+    fake_nvml.fail("init", DRIVER_NOT_LOADED)
+    env = {} if mask is None else {MASK: mask}
+    for device in find_devices(Settings(vram_total="8GiB"), env):
+        (again,) = find_devices(Settings(gpu=device.id, vram_total="8GiB"), env)
+        assert (again.id, again.child_env()) == (device.id, device.child_env())
+
+
+def test_a_gpu_by_bookkeeping_must_be_in_the_mask(fake_nvml):
+    fake_nvml.fail("init", DRIVER_NOT_LOADED)
+    for gpu in ("2", "gpu-1", "GPU-else"):
+        with pytest.raises(InputError, match=MASK):
+            find_devices(Settings(gpu=gpu, vram_total="8GiB"), {MASK: "3,2"})
+
+
 def test_a_driver_that_fails_is_not_mistaken_for_a_machine_without_gpus(fake_nvml):
     """Training on the CPU in silence would be the worst answer to a broken driver."""
     fake_nvml.add_card()

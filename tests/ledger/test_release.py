@@ -69,6 +69,18 @@ def test_a_residue_is_known_before_the_next_reading(card):
     assert card.free_bytes == 24 * GIB - 6 * GIB - 5 * GIB
 
 
+def test_a_neighbour_that_grows_at_the_last_moment_makes_the_residue_no_larger(card):
+    card.start("1", 6 * GIB, uses_bytes=5 * GIB)
+    card.start("2", 10 * GIB, uses_bytes=GIB)
+    card.pass_time(5)
+    card.end("1", leaves_bytes=2 * GIB)
+    card.pass_time(29)
+    assert card.settle("1") is None
+    card.holds["2"] = 9 * GIB  # not reported yet
+    card.pass_time(1)
+    assert card.settle("1").residue_bytes == 2 * GIB
+
+
 def test_a_few_mib_more_or_less_are_noise(card):
     card.start("1", 6 * GIB, uses_bytes=5 * GIB)
     card.pass_time(5)

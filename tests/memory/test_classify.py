@@ -14,8 +14,8 @@ PLAIN = ("builtins.Exception", "builtins.BaseException", "builtins.object")
 
 NEW_TEXT = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 137.00 GiB is "
-    "free. Including non-PyTorch memory, this process has 3.26 GiB memory in use. 2.80 GiB allowed; Of the allocated memory "
-    "2.00 GiB is allocated by PyTorch, and 512.00 MiB is reserved by PyTorch but unallocated."
+    "free. Including non-PyTorch memory, this process has 3.26 GiB memory in use. 2.80 GiB allowed; Of the allocated "
+    "memory 2.00 GiB is allocated by PyTorch, and 512.00 MiB is reserved by PyTorch but unallocated."
 )
 FULL_TEXT = (
     "CUDA out of memory. Tried to allocate 50.00 MiB. GPU 0 has a total capacity of 23.64 GiB of which 12.25 MiB is "

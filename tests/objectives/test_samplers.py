@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import gc
 import json
 import pickle
 import sys
+import types
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,11 @@ import numpy as np
 import optuna
 import pytest
 from optuna import pruners, samplers
+from optuna.samplers._lazy_random_state import LazyRandomState
 
 from vrampool.errors import InputError
 from vrampool.objectives import admitted
+from vrampool.objectives.random_states import COORDINATOR, WORKER, RandomStates
 from vrampool.objectives.samplers import dump_pruner, dump_sampler, open_pruner, open_sampler
 
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
@@ -52,8 +56,7 @@ PRUNERS = [
 def test_every_sampler_of_optuna_travels(sampler: samplers.BaseSampler) -> None:
     spec = dump_sampler(sampler)
     assert spec is not None
-    for role in ("coordinator", "worker"):
-        assert type(open_sampler(spec, role=role)) is type(sampler)
+    assert type(open_sampler(spec)) is type(sampler)
 
 
 @pytest.mark.parametrize("pruner", PRUNERS, ids=lambda pruner: type(pruner).__name__)
@@ -81,21 +84,88 @@ def test_a_seed_gives_the_coordinator_the_sequence_that_optuna_gives() -> None:
     assert draws(open_sampler(None, seed=7)) == draws(samplers.TPESampler(seed=7))
 
 
-def test_workers_draw_other_points_than_the_coordinator_and_each_other() -> None:
-    """With the coordinator's state they would propose its points a second time."""
-    for spec in (dump_sampler(samplers.RandomSampler(seed=1)), dump_sampler(samplers.TPESampler(seed=1)), None):
-        first = {draws(open_sampler(spec, role=role, seed=3), 1)[0] for role in ("coordinator", "worker", "worker")}
-        assert len(first) == 3
+def test_each_place_draws_points_of_its_own_and_the_same_ones_again() -> None:
+    """With the state it was sent with, every opening would propose the same points."""
+    specs = (dump_sampler(samplers.RandomSampler(seed=1)), dump_sampler(samplers.TPESampler(seed=1)), None)
+    for spec in specs:
+        found: dict[tuple[int, ...], list[float]] = {}
+        for key in [
+            (COORDINATOR, 3, 0),
+            (COORDINATOR, 4, 0),
+            (COORDINATOR, 4, 1),
+            (WORKER, 3),
+            (WORKER, 4),
+            (WORKER, 3),
+        ]:
+            sampler = open_sampler(spec, seed=3)
+            states = RandomStates(sampler)
+            states.seed_for(*key)
+            drawn = draws(sampler, 2)
+            assert found.setdefault(key, drawn) == drawn, "the same place, the same numbers"
+        points = [point for drawn in found.values() for point in drawn]
+        assert len(set(points)) == len(points) == 10
+
+
+def test_without_a_seed_no_two_openings_agree() -> None:
+    spec = dump_sampler(samplers.RandomSampler())
+    drawn = set()
+    for _ in range(3):
+        sampler = open_sampler(spec)
+        RandomStates(sampler).seed_for(WORKER, 0)
+        drawn.add(draws(sampler, 1)[0])
+    assert len(drawn) == 3
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: type(sampler).__name__)
+def test_every_random_state_of_a_sampler_is_seeded(sampler: samplers.BaseSampler) -> None:
+    """Those of samplers inside it too: one that was left out would repeat itself in every process."""
+    opened = open_sampler(dump_sampler(sampler))
+    reachable, seen = [opened], set()
+    held = []
+    while reachable:
+        value = reachable.pop()
+        if id(value) not in seen and not isinstance(value, (type, types.ModuleType, types.FunctionType)):
+            seen.add(id(value))
+            held += [value] if isinstance(value, LazyRandomState) else []
+            reachable += gc.get_referents(value)
+    assert {id(state) for state in RandomStates(opened)._states} == {id(state) for state in held} != set()
+
+
+def test_a_class_of_the_users_is_seeded_in_its_own_way() -> None:
+    sampler = Own()
+    RandomStates(sampler).seed_for(WORKER, 1)
+    assert sampler.reseeded == 1
 
 
 def test_grids_and_sequences_keep_their_order_everywhere() -> None:
     """They hand out points by number: another order in a worker would give points twice and leave others out."""
     grid = dump_sampler(samplers.GridSampler({"x": list(range(20))}, seed=4))
-    orders = [open_sampler(grid, role=role)._all_grids for role in ("coordinator", "worker")]  # type: ignore[attr-defined]
+    orders = []
+    for key in ((COORDINATOR, 5, 0), (WORKER, 1)):
+        opened = open_sampler(grid)
+        RandomStates(opened).seed_for(*key)
+        orders.append(opened._all_grids)  # type: ignore[attr-defined]
     assert orders[0] == orders[1]
-    sequence = dump_sampler(samplers.QMCSampler())
-    seeds = [open_sampler(sequence, role=role)._seed for role in ("coordinator", "worker")]  # type: ignore[attr-defined]
+    # Made by name each process would draw its own: it is made once, where it is submitted.
+    sequence = dump_sampler("optuna.samplers:QMCSampler")
+    seeds = [open_sampler(sequence)._seed for _ in range(2)]  # type: ignore[attr-defined]
     assert seeds[0] == seeds[1]
+
+
+class Own(samplers.BaseSampler):
+    reseeded = 0
+
+    def reseed_rng(self) -> None:
+        self.reseeded += 1
+
+    def infer_relative_search_space(self, study: Any, trial: Any) -> Any:
+        return {}
+
+    def sample_relative(self, study: Any, trial: Any, search_space: Any) -> Any:
+        return {}
+
+    def sample_independent(self, study: Any, trial: Any, param_name: Any, param_distribution: Any) -> Any:
+        return 0.5
 
 
 class Mine(samplers.RandomSampler):
@@ -145,6 +215,31 @@ def test_an_import_path_is_opened_by_importing_it(tmp_path: Path, monkeypatch: p
         with pytest.raises(InputError, match=text):
             dump_sampler(target)
     sys.modules.pop("their_samplers", None)
+
+
+def test_an_import_path_is_found_where_the_submitter_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process that lives long: not the module of that name that another submission brought, nor an older text."""
+    specs = []
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "kept_samplers.py").write_text(
+            f"import optuna\nclass Theirs(optuna.samplers.RandomSampler): where = {folder!r}\n"
+        )
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(str(tmp_path / folder))
+            specs.append(dump_sampler("kept_samplers:Theirs"))
+        sys.modules.pop("kept_samplers", None)
+    before = list(sys.path)
+    assert [open_sampler(spec).where for spec in (*specs, specs[0])] == ["one", "two", "one"]  # type: ignore[attr-defined]
+    assert sys.path == before
+    sys.modules.pop("kept_samplers", None)
+
+
+def test_what_an_import_path_gives_travels_as_an_object_where_it_can() -> None:
+    """Then it need not be installed where it is used, and every process has the same one."""
+    for path in ("optuna.samplers:RandomSampler", "optuna.samplers:QMCSampler"):
+        assert json.loads(dump_sampler(path) or "")["kind"] == "pickle"
+    assert json.loads(dump_pruner("optuna.pruners:MedianPruner") or "")["kind"] == "pickle"
 
 
 class Bomb:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -48,7 +51,11 @@ def _forget_everything() -> Iterator[None]:
 
 @pytest.fixture
 def pool_env() -> Iterator[dict[str, str]]:
-    """Variables of a local pool on the CPU, with its state in a folder whose name is short enough for a socket."""
+    """Variables of a local pool on the CPU, beside whatever pool the user runs; ended with the test."""
+    # A folder whose name is short enough for the socket in it.
     with tempfile.TemporaryDirectory(prefix="vp", ignore_cleanup_errors=True) as folder:
-        # A pool started by `Pool()` outlives its script; this one soon has nothing to do and ends.
-        yield {"XDG_STATE_HOME": folder, "VRAMPOOL_GPU": "cpu", "VRAMPOOL_IDLE_EXIT_S": "5"}
+        env = {"XDG_STATE_HOME": folder, "VRAMPOOL_GPU": "cpu", "VRAMPOOL_SHARE": "1", "VRAMPOOL_BUDGET": "4GiB"}
+        yield env
+        # A pool started by `Pool()` outlives its script.
+        command = [sys.executable, "-m", "vrampool", "down"]
+        subprocess.run(command, env={**os.environ, **env}, capture_output=True, timeout=60)

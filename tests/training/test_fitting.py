@@ -46,7 +46,7 @@ def test_sizes_are_halved_until_one_fits_and_it_is_recorded(told):
     fitted = training.find_batch_size(asked, Card(40), start=256)
     assert fitted.batch_size == 32
     assert fitted.tried == (256, 128, 64, 32)
-    assert asked.user_attrs == {"vrampool:batch_size": 32}
+    assert asked.user_attrs == {"training:batch_size": 32}
     assert told.ooms_handled == 3, "the pool must not retry the trial for them"
 
 
@@ -163,7 +163,7 @@ def test_a_study_records_the_size_of_each_trial():
 
     study = optuna.create_study(sampler=optuna.samplers.GridSampler({"width": [1, 2, 4]}))
     study.optimize(objective, n_trials=3)
-    assert {t.params["width"]: t.user_attrs["vrampool:batch_size"] for t in study.trials} == {1: 64, 2: 32, 4: 16}
+    assert {t.params["width"]: t.user_attrs["training:batch_size"] for t in study.trials} == {1: 64, 2: 32, 4: 16}
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits the process's memory")

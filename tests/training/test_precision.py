@@ -63,9 +63,9 @@ def test_an_overflow_skips_the_step_and_is_reported():
     assert precision.step(weight.optimizer)
     torch.testing.assert_close(weight.value.data, torch.full((2,), 0.5))
     precision.record(trial)
-    assert trial.user_attrs["vrampool:skipped_steps"] == 1
-    assert trial.user_attrs["vrampool:steps"] == 1
-    assert trial.user_attrs["vrampool:dtype"] == "float16"
+    assert trial.user_attrs["training:skipped_steps"] == 1
+    assert trial.user_attrs["training:steps"] == 1
+    assert trial.user_attrs["training:dtype"] == "float16"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

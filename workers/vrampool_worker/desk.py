@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 import optuna
 from optuna.trial import TrialState
 
-from vrampool.errors import MessageError, VrampoolError
+from vrampool.errors import InputError, MessageError, VrampoolError
 from vrampool.messages import EndKind, SubmissionSpec, Ticket
+from vrampool.objectives.random_states import WORKER, RandomStates
 from vrampool.objectives.samplers import open_pruner, open_sampler
 from vrampool.settings import Settings
 from vrampool.signing import Signer, open_spec
@@ -27,6 +28,7 @@ from vrampool.storage import (
     REQUEST,
     Catalog,
     PlannedTrial,
+    SubmissionRow,
     SubmissionState,
     WorkerView,
     claim,
@@ -43,7 +45,7 @@ from vrampool_worker.trial_server import TrialServer
 _log = logging.getLogger("vrampool.worker")
 T = TypeVar("T")
 
-#: Optuna warns of what we do on purpose (a value that is no number, a step reported twice): the log of the trial has it.
+#: A worker that lives long serves many submissions; so many it remembers.
 _KEPT_SPECS = 64
 
 
@@ -69,6 +71,19 @@ class NotOpened:
     told: bool = False  #: the trial was told FAIL, for nobody can run it
 
 
+class _Study(optuna.Study):
+    """A study whose `stop` is passed on at once.
+
+    Samplers that have tried everything call it from `tell`, before the trial's end is written: so whoever sees that
+    trial finished sees the stop too, and asks for no other.
+    """
+
+    on_stop: Callable[[], None]
+
+    def stop(self) -> None:
+        self.on_stop()
+
+
 class StudyDesk:
     """Optuna as the worker uses it. Every method blocks, and runs in one thread.
 
@@ -89,7 +104,7 @@ class StudyDesk:
         self._can_run = can_run
         self._storage: Any = None
         self._specs: dict[str, SubmissionSpec] = {}
-        self._studies: dict[str, optuna.Study] = {}
+        self._studies: dict[str, tuple[optuna.Study, RandomStates]] = {}
         self._bundles: dict[str, tuple[bytes, str]] = {}
         self.closing = threading.Event()  #: set at shutdown: stop repeating, give up
 
@@ -111,23 +126,28 @@ class StudyDesk:
 
     def _open(self, ticket: Ticket, at_s: float) -> Opened | NotOpened:
         self._connect()
+        row = self._catalog.submission(ticket.submission_id)
+        if row is None:
+            return NotOpened(f"the storage knows no submission {ticket.submission_id}")
+        if row.state != SubmissionState.OPEN:
+            return NotOpened(f"its submission is {row.state}: {row.reason}")  # nothing starts after a stop
         try:
-            spec = self._spec(ticket.submission_id)
+            spec = self._spec(row)
         except MessageError as error:
             return NotOpened(f"the submission is refused: {error}")
-        if spec is None:
-            return NotOpened(f"the storage knows no submission {ticket.submission_id}")
         reason = self._can_run(spec)
         if reason is not None:
             return NotOpened(reason, refuse=True)
         bundle = self._bundle(spec)
         if isinstance(bundle, NotOpened):
             return bundle
+        try:
+            study, states = self._study(spec)
+        except InputError as error:  # a sampler or pruner that cannot be imported here
+            return NotOpened(str(error), refuse=True)
         if not claim(self._storage, ticket.trial_id, self._worker, at_s=at_s):
             return NotOpened("it is not waiting any more")
-        study = self._study(spec)
-        study._thread_local.cached_all_trials = None  # a long-lived process would sample from what it saw last time
-        study.get_trials(deepcopy=False)
+        states.seed_for(WORKER, ticket.number)  # no two trials draw the same, on whatever workers they run
         trial = PlannedTrial(study, ticket.trial_id)
         server = TrialServer(study, trial)
         frozen = self._storage.get_trial(ticket.trial_id)
@@ -136,15 +156,12 @@ class StudyDesk:
         body, signature = bundle if bundle is not None else (None, None)
         return Opened(spec, server, server.snapshot(), str(request.get("reason", "")), body, signature, seed)
 
-    def _spec(self, submission_id: str) -> SubmissionSpec | None:
-        if submission_id not in self._specs:
-            row = self._catalog.submission(submission_id)
-            if row is None:
-                return None
+    def _spec(self, row: SubmissionRow) -> SubmissionSpec:
+        if row.id not in self._specs:
             if len(self._specs) >= _KEPT_SPECS:
                 self._specs.pop(next(iter(self._specs)))
-            self._specs[submission_id] = open_spec(self._signer, submission_id, row.spec_text)
-        return self._specs[submission_id]
+            self._specs[row.id] = open_spec(self._signer, row.id, row.spec_text)
+        return self._specs[row.id]
 
     def _bundle(self, spec: SubmissionSpec) -> tuple[bytes, str] | NotOpened | None:
         digest = spec.objective.bundle_sha256
@@ -162,16 +179,18 @@ class StudyDesk:
             self._bundles[digest] = found
         return self._bundles[digest]
 
-    def _study(self, spec: SubmissionSpec) -> optuna.Study:
+    def _study(self, spec: SubmissionSpec) -> tuple[optuna.Study, RandomStates]:
         if spec.submission_id not in self._studies:
             if len(self._studies) >= _KEPT_SPECS:
                 self._studies.pop(next(iter(self._studies)))
-            self._studies[spec.submission_id] = optuna.Study(
-                study_name=spec.study_name,
-                storage=self._storage,
-                sampler=open_sampler(spec.sampler, role="worker", seed=spec.seed),
+            study = _Study(
+                spec.study_name,
+                self._storage,
+                sampler=open_sampler(spec.sampler, seed=spec.seed),
                 pruner=open_pruner(spec.pruner),
             )
+            study.on_stop = lambda: self.request_stop(spec.submission_id, "the sampler has nothing left to try")
+            self._studies[spec.submission_id] = study, RandomStates(study.sampler)
         return self._studies[spec.submission_id]
 
     # ---- calls of the child --------------------------------------------------------------------------
@@ -224,20 +243,14 @@ class StudyDesk:
             raise
 
     def _tell_study(self, ticket: Ticket, spec: SubmissionSpec, conclusion: Conclusion) -> str:
-        study = self._study(spec)
-        study._thread_local.in_optimize_loop = True  # grid samplers call study.stop() from tell
-        study._stop_flag = False
-        try:
-            if conclusion.values is not None:
-                told = study.tell(ticket.number, conclusion.values)
-            else:
-                pruned = conclusion.facts.end == EndKind.PRUNED
-                told = study.tell(ticket.number, state=TrialState.PRUNED if pruned else TrialState.FAIL)
-        finally:
-            study._thread_local.in_optimize_loop = False
-        if study._stop_flag:
-            study._stop_flag = False
-            self.request_stop(ticket.submission_id, "the sampler has nothing left to try")
+        study, _ = self._study(spec)
+        with self._storage.fresh():  # what is left of a grid depends on what others have told a moment ago
+            with self._storage.fresh():  # a grid that is done says so in tell, and must see the others' last trials
+                if conclusion.values is not None:
+                    told = study.tell(ticket.number, conclusion.values)
+                else:
+                    pruned = conclusion.facts.end == EndKind.PRUNED
+                    told = study.tell(ticket.number, state=TrialState.PRUNED if pruned else TrialState.FAIL)
         return str(told.state.name)
 
     def audit(self, tickets: Iterable[Ticket]) -> dict[str, str]:

@@ -6,6 +6,7 @@ virtual subclass of `optuna.Trial` as soon as the objective has imported Optuna 
 
 from __future__ import annotations
 
+import builtins
 import copy
 import json
 import math
@@ -78,7 +79,7 @@ class ProxyTrial:
         if self._asked.get(name) == key:
             return self._params[name]
         # An index comes back, so that the objective gets its own object: a tuple stays one, an enum's member too.
-        chosen = choices[self._call("suggest_categorical", name=name, choices=asked)]
+        chosen = choices[self._ask("suggest_categorical", name, {"choices": asked})]
         self._asked.setdefault(name, key)
         self._params.setdefault(name, chosen)
         return chosen
@@ -97,21 +98,19 @@ class ProxyTrial:
 
     def _suggest(self, method: str, name: str, asked: dict[str, Any]) -> Any:
         key = (method, *asked.values())
-        first = self._asked.get(name)
-        if first == key:
+        if self._asked.get(name) == key:
             return self._params[name]  # as Optuna: a name has one value in a trial
-        value = self._call(method, name=name, **asked)
-        if first is not None and first[0] == method:
-            used = dict(zip(asked, first[1:], strict=True))
-            warnings.warn(
-                f'Inconsistent parameter values for distribution with name "{name}"! Optuna uses the values of the '
-                f"first call and ignores all following. Using these values: {used}",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+        value = self._ask(method, name, asked)
         self._asked.setdefault(name, key)
         self._params.setdefault(name, value)
         return value
+
+    def _ask(self, method: str, name: str, asked: dict[str, Any]) -> Any:
+        answer = self._call(method, name=name, **asked)
+        for category, text in answer["warnings"]:
+            kind = getattr(builtins, category, UserWarning)
+            warnings.warn(text, kind if issubclass(kind, Warning) else UserWarning, stacklevel=4)
+        return answer["value"]
 
     # ---- report and prune ----------------------------------------------------------------------------
 

@@ -6,11 +6,13 @@ others see: birth and death, state, heartbeats, executions, commands, suspension
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
 import signal
 import socket
+import time
 import uuid
 from contextlib import ExitStack
 from typing import Any
@@ -216,11 +218,11 @@ class Pulse:
         if held.executions:
             ttl = self._worker.get_heartbeat_ttl(None)
             renew_executions(self._connection, settings.pool, name, held.executions, ttl)
-        self._registry.beat(held.record, settings.lease_ttl_s)
+        self._registry.beat(dataclasses.replace(held.record, beat_at=time.time()), settings.lease_ttl_s)
         self._rq_heartbeat(held.record)
         largest = None
         if self._beats % 5 == 0:
-            largest = self._registry.largest_budget(held.record.beat_at)
+            largest = self._registry.largest_budget(time.time())
         self._beats += 1
         suspended = bool(is_suspended(self._connection)) if self._beats % 2 else self._was_suspended
         self._was_suspended = suspended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -23,6 +24,13 @@ class StopGate:
 
     def install(self) -> None:
         signal.signal(signal.SIGTERM, self._on_term)
+        os.register_at_fork(after_in_child=self._let_go)
+
+    def _let_go(self) -> None:
+        # A process that the objective forks is not the trial. `multiprocessing` ends its workers with SIGTERM, and one
+        # that waits for a lock at that moment would never come to a handler written in Python.
+        if signal.getsignal(signal.SIGTERM) == self._on_term:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def close(self) -> None:
         """Raise nothing from now on: the objective has ended."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import optuna
-from optuna.distributions import CategoricalDistribution, distribution_to_json
+from optuna.distributions import distribution_to_json
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
 
@@ -116,23 +117,31 @@ class TrialServer:
 
     # ---- calls ---------------------------------------------------------------------------------------
 
-    def _suggest_float(self, name: str, low: float, high: float, step: float | None, log: bool) -> float:
-        return self._naming(name, lambda: self._trial.suggest_float(name, low, high, step=step, log=log))  # type: ignore[no-any-return]
+    def _suggest_float(self, name: str, low: float, high: float, step: float | None, log: bool) -> dict[str, Any]:
+        return self._suggest(name, lambda: self._trial.suggest_float(name, low, high, step=step, log=log))
 
-    def _suggest_int(self, name: str, low: int, high: int, step: int, log: bool) -> int:
-        return self._naming(name, lambda: self._trial.suggest_int(name, low, high, step=step, log=log))  # type: ignore[no-any-return]
+    def _suggest_int(self, name: str, low: int, high: int, step: int, log: bool) -> dict[str, Any]:
+        return self._suggest(name, lambda: self._trial.suggest_int(name, low, high, step=step, log=log))
 
-    def _suggest_categorical(self, name: str, choices: list[Any]) -> int:
-        value = self._naming(name, lambda: self._trial.suggest_categorical(name, choices))
-        return int(CategoricalDistribution(choices).to_internal_repr(value))
+    def _suggest_categorical(self, name: str, choices: list[Any]) -> dict[str, Any]:
+        def index() -> int:
+            value = self._trial.suggest_categorical(name, choices)
+            # From the stored distribution: making another one would warn about its choices a second time.
+            return int(self._trial.distributions[name].to_internal_repr(value))
 
-    def _naming(self, name: str, call: Callable[[], Any]) -> Any:
-        try:
-            return call()
-        except ValueError as error:  # Optuna's text about changed choices or ranges does not say which parameter
-            if repr(name) in str(error):
-                raise
-            raise ValueError(f"{error} (parameter {name!r})") from None
+        return self._suggest(name, index)
+
+    def _suggest(self, name: str, call: Callable[[], Any]) -> dict[str, Any]:
+        """Return a value and what Optuna warned of: it is the objective that must read it."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                value = call()
+            except ValueError as error:  # Optuna's text about changed choices or ranges does not say which parameter
+                if repr(name) in str(error):
+                    raise
+                raise ValueError(f"{error} (parameter {name!r})") from None
+        return {"value": value, "warnings": [[item.category.__name__, str(item.message)] for item in caught]}
 
     def _report(self, value: float, step: int) -> None:
         self._trial.report(value, step)

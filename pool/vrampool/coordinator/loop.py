@@ -6,16 +6,16 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
-from optuna.exceptions import StorageInternalError
+from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.trial import FrozenTrial
 
 from vrampool.coordinator.depth import Room, wants_another
 from vrampool.coordinator.reaper import Reaper
 from vrampool.coordinator.tender import Tender
-from vrampool.errors import MessageError, UnreachableError
+from vrampool.errors import InputError, MessageError, UnreachableError
 from vrampool.messages import Ticket
 from vrampool.queueing import Events, JobQueue, Leadership, Liveness, Registry, StaleLeaderError, TransientRedisError
 from vrampool.settings import Settings
@@ -91,13 +91,11 @@ class Coordinator:
         with self._events.subscribe() as wake:
             while not self._stop:
                 try:
-                    if self._lead():
-                        self._step()
-                        if self._idle_for_long():
-                            _log.info("nothing to do for %.0f s: the coordinator ends", self._idle_exit_s)
-                            break
+                    if self.turn() and self._idle_for_long():
+                        _log.info("nothing to do for %.0f s: the coordinator ends", self._idle_exit_s)
+                        break
                     pause_s = 0.2
-                    wake.wait(IDLE_S if self._epoch is None or self._tenders else IDLE_S * 2)
+                    wake.wait(self._pause_s())
                 except StaleLeaderError:
                     _log.warning("another coordinator leads now")
                     self._epoch = None
@@ -110,6 +108,21 @@ class Coordinator:
                     pause_s = min(pause_s * 2, 5.0)
         if self._epoch is not None:
             self._leadership.release()
+
+    def turn(self) -> bool:
+        """Lead if no other coordinator does, and tend everything once. False while another one leads."""
+        if not self._lead():
+            return False
+        self._step()
+        return True
+
+    def _pause_s(self) -> float:
+        """Return how long nothing is due, if no event comes."""
+        if self._epoch is None:
+            return IDLE_S
+        ends_s = [tender.ends_at_s for tender in self._tenders.values() if tender.row.state == SubmissionState.OPEN]
+        pause_s = min([IDLE_S if self._tenders else IDLE_S * 2, *(end_s - time.time() for end_s in ends_s)])
+        return max(pause_s, 0.01)
 
     # ---- leading -----------------------------------------------------------------------------------
 
@@ -136,16 +149,17 @@ class Coordinator:
     # ---- one step ----------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        rows = self._catalog.submissions(states=_LIVE_STATES)
-        self._update_tenders(rows)
+        # Trials before submissions: a trial that is seen finished has told its stop, if any, before that.
+        trials = self._read()
+        self._update_tenders(self._catalog.submissions(states=_LIVE_STATES))
         if not self._tenders:
             return
+        trials |= self._read(but=trials)
         now_s = self._clock()
         largest = self._registry.largest_budget(time.time()) or 0
-        trials = self._read({tender.spec.study_name for tender in self._tenders.values()})
         for tender in self._in_order():
             tender.largest_bytes = largest
-            self._enqueue(tender.observe(trials[tender.spec.study_name]), front=True)
+            self._enqueue(tender.observe(trials[tender.study_id]), front=True)
             self._judge(tender)
         self._reap(now_s)
         if now_s - self._reconciled_at_s > RECONCILE_S:
@@ -164,20 +178,33 @@ class Coordinator:
                 self._tenders[row.id].row = row
             elif row.id not in self._refused:
                 try:
-                    spec = open_spec(self._signer, row.id, row.spec_text)
-                    self._tenders[row.id] = Tender(
-                        self._storage, self._catalog, self._queue, row, spec, self._settings.pool
-                    )
-                except MessageError as error:
-                    self._refused.add(row.id)
-                    _log.error("submission %s is refused: %s", row.id, error)
-                    self._catalog.set_submission_state(
-                        row.id, SubmissionState.FAILED, f"refused: {error}", expected=None
-                    )
+                    self._tenders[row.id] = self._tend(row)
+                except (MessageError, InputError, KeyError) as error:
+                    gone_words = f"there is no study {row.study_name!r} any more"
+                    self._refuse(row, gone_words if isinstance(error, KeyError) else str(error))
 
-    def _read(self, study_names: set[str]) -> dict[str, list[FrozenTrial]]:
-        ids = {name: self._storage.get_study_id_from_name(name) for name in study_names}
-        return {name: self._storage.get_all_trials(study_id, deepcopy=False) for name, study_id in ids.items()}
+    def _tend(self, row: SubmissionRow) -> Tender:
+        spec = open_spec(self._signer, row.id, row.spec_text)
+        return Tender(self._storage, self._catalog, self._queue, row, spec, self._settings.pool)
+
+    def _refuse(self, row: SubmissionRow, why: str) -> None:
+        self._refused.add(row.id)
+        _log.error("submission %s is refused: %s", row.id, why)
+        self._catalog.set_submission_state(row.id, SubmissionState.FAILED, f"refused: {why}", expected=None)
+        self._events.publish({"submission": row.id, "state": str(SubmissionState.FAILED)})
+
+    def _read(self, *, but: Container[int] = ()) -> dict[int, list[FrozenTrial]]:
+        """Return the trials of every study that is tended, by the study's id."""
+        found: dict[int, list[FrozenTrial]] = {}
+        for tender in list(self._tenders.values()):
+            if tender.study_id in found or tender.study_id in but:
+                continue
+            try:
+                found[tender.study_id] = self._storage.get_all_trials(tender.study_id, deepcopy=False)
+            except KeyError:
+                self._refuse(tender.row, f"there is no study {tender.row.study_name!r} any more")
+                del self._tenders[tender.id]
+        return found
 
     def _in_order(self) -> list[Tender]:
         """Higher priority first; among equals whoever has fewer trials under way, then the older one."""
@@ -189,7 +216,7 @@ class Coordinator:
             reason = tender.too_large() or tender.broken()
             if reason is not None:
                 self._move(tender, SubmissionState.FAILING, reason)
-            elif tender.spec.timeout_s is not None and time.time() - tender.row.created_at >= tender.spec.timeout_s:
+            elif time.time() >= tender.ends_at_s:
                 self._move(tender, SubmissionState.STOPPING, f"timeout {tender.spec.timeout_s:g} s")
         if tender.row.state != SubmissionState.OPEN:
             tender.cancel_waiting(tender.row.reason or "stopped")
@@ -238,10 +265,26 @@ class Coordinator:
         ]
         for tender in tenders:
             while tender.may_create() and wants_another(rooms, waiting, tender.smallest_request()):
-                ticket = tender.create()
+                ticket = self._create(tender)
+                if ticket is None:
+                    break
                 self._enqueue([ticket])
                 waiting.append(ticket.vram_bytes)
-                tender.observe(self._read({tender.spec.study_name})[tender.spec.study_name])
+                tender.observe(self._storage.get_all_trials(tender.study_id, deepcopy=False))
+                tender.row = self._catalog.submission(tender.id) or tender.row  # after the trials, as above
+
+    def _create(self, tender: Tender) -> Ticket | None:
+        try:
+            return tender.create()
+        except (TransientStorageError, StorageInternalError):
+            raise
+        except UpdateFinishedTrialError:  # ended from outside a moment after it was born
+            return None
+        except Exception as error:  # of the study's sampler, which may be anybody's
+            _log.exception("%s: its sampler raised", tender.spec.study_name)
+            self._move(tender, SubmissionState.FAILING, f"its sampler raised {type(error).__name__}: {error}")
+            tender.observe(self._storage.get_all_trials(tender.study_id, deepcopy=False))
+            return None
 
     def _enqueue(self, tickets: Sequence[Ticket], *, front: bool = False) -> None:
         for ticket in tickets:

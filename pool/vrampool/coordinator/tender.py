@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +12,11 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from vrampool import retries
+from vrampool.coordinator.points import StartingPoints
 from vrampool.coordinator.space import KnownSpace
 from vrampool.memory.requests import PastPeak, Request, next_request
 from vrampool.messages import AttemptFacts, EndKind, SubmissionSpec, Ticket
+from vrampool.objectives.random_states import COORDINATOR, RandomStates
 from vrampool.objectives.samplers import open_pruner, open_sampler
 from vrampool.queueing import JobQueue
 from vrampool.storage import (
@@ -28,6 +29,7 @@ from vrampool.storage import (
     adopt_waiting,
     attempt_of,
     cancel_waiting,
+    claimed_by,
     create_planned,
     create_retry,
     dump_plan,
@@ -77,10 +79,7 @@ class Tender:
         view = QueueView(storage, mark=Mark(submission=row.id))
         # The objects are made as Optuna makes them for a loaded study; only the storage underneath differs.
         self.study = optuna.Study(
-            study_name=spec.study_name,
-            storage=view,
-            sampler=open_sampler(spec.sampler, role="coordinator", seed=spec.seed),
-            pruner=open_pruner(spec.pruner),
+            study_name=spec.study_name, storage=view, sampler=self._sampler(), pruner=open_pruner(spec.pruner)
         )
         self._space = KnownSpace()
         self._seen = 0
@@ -89,10 +88,22 @@ class Tender:
         self._retried: set[int] = set()
         self._peaks: list[PastPeak] = []
         self._first_failures: list[str] = []
-        self._points_done = False
+        self._uncaught: str | None = None
+        self._points = StartingPoints(catalog, spec)
         self._trials: Sequence[FrozenTrial] = ()
         self.largest_bytes = 0
-        self.exhausted = False
+
+    def _sampler(self) -> optuna.samplers.BaseSampler:
+        """Open the sampler. A study's first one begins as in Optuna; whoever comes later must not repeat its points."""
+        sampler = open_sampler(self.spec.sampler, seed=self.spec.seed)
+        created = self._storage.get_n_trials(self.study_id)
+        earlier = sum(
+            row.study_name == self.spec.study_name and row.sequence < self.row.sequence
+            for row in self._catalog.submissions()
+        )
+        if created or earlier:
+            RandomStates(sampler).seed_for(COORDINATOR, created, earlier)
+        return sampler
 
     # ---- observing -------------------------------------------------------------------------------
 
@@ -113,7 +124,7 @@ class Tender:
         tickets = []
         for number in sorted(self._open):
             trial = trials[number]
-            if trial.state.is_finished():
+            if trial.state.is_finished() or is_foreign(trial):
                 self._open.discard(number)
                 self._learn(trial)
                 tickets += self._finished(trial)
@@ -140,13 +151,15 @@ class Tender:
         attempts = [self._trials[number] for number in root.attempts]
         step = retries.next_step(trial, self.spec, attempts, largest_bytes=self.largest_bytes or None)
         if isinstance(step, retries.Retry):
-            if self.row.state == SubmissionState.CANCELLING:
-                root.finished = True
+            if self.row.state != SubmissionState.OPEN:
+                root.finished = True  # a retry would be a start, and those are over
                 return []
             return [self._retry(trial, root, step)]
         if isinstance(step, retries.Final):
             root.finished, root.counted = True, step.counts
             self._note_failure(trial)
+            if not step.counts and mark is not None and mark.point is not None:
+                self._points.release(mark.point)
         return []
 
     def _retry(self, trial: FrozenTrial, root: _Root, step: retries.Retry) -> Ticket:
@@ -165,6 +178,8 @@ class Tender:
         return self._ticket(number, trial_id, step.request_bytes)
 
     def _note_failure(self, trial: FrozenTrial) -> None:
+        if self._uncaught is None and (uncaught := retries.uncaught(trial, self.spec)) is not None:
+            self._uncaught = f"trial {trial.number} raised {failure_line(uncaught)}"
         if len(self._first_failures) >= ALIKE_LIMIT:
             return
         facts = attempt_of(trial)
@@ -197,6 +212,11 @@ class Tender:
         return JobQueue.job_id(self.id, number)
 
     @property
+    def ends_at_s(self) -> float:
+        """Seconds since the epoch after which it creates nothing more."""
+        return math.inf if self.spec.timeout_s is None else self.row.created_at + self.spec.timeout_s
+
+    @property
     def counted(self) -> int:
         return sum(root.counted for root in self._roots.values())
 
@@ -206,42 +226,22 @@ class Tender:
         return sum(not root.finished for root in self._roots.values())
 
     def may_create(self) -> bool:
-        """True while the submission wants more root trials."""
-        if self.row.state != SubmissionState.OPEN or self.exhausted:
-            return False
+        """True while the submission wants another root trial now."""
         limit = self.spec.max_concurrent_trials
-        if limit is not None and self.live >= limit:
-            return False
-        if self.spec.total is not None:
-            return self._study_roots() < self.spec.total
-        return self.spec.n_trials is None or self.counted + self.live < self.spec.n_trials
+        open_now = self.row.state == SubmissionState.OPEN and (limit is None or self.live < limit)
+        return open_now and self.wants_more()
 
     def wants_more(self) -> bool:
         """True when more root trials are to come at all, now or later."""
-        if self.exhausted:
-            return False
+        made = self.counted + self.live
         if self.spec.total is not None:
-            return self._study_roots() < self.spec.total
-        return self.spec.n_trials is None or self.counted + self.live < self.spec.n_trials
-
-    def _study_roots(self) -> int:
-        """Root trials of the whole study, whoever made them, that count or may yet count."""
-        foreign = sum(
-            1
-            for trial in self._trials
-            if ((mark := mark_of(trial)) is None or (mark.submission != self.id and mark.root is None))
-            and (trial.state != TrialState.FAIL or mark is None)
-        )
-        return foreign + self.counted + self.live
+            return made + retries.count_of_others(self._trials, self.id) < self.spec.total
+        return self.spec.n_trials is None or made < self.spec.n_trials
 
     def broken(self) -> str | None:
         """Return why the study should stop: exceptions outside `catch`, or the first trials failing alike."""
         if self.spec.catch is not None:
-            for root in self._roots.values():
-                facts = attempt_of(self._trials[root.attempts[-1]]) if root.finished else None
-                if facts is not None and facts.end == EndKind.FAILED and not set(self.spec.catch) & set(facts.mro):
-                    return f"trial {root.attempts[-1]} raised {failure_line(facts)}"
-            return None
+            return self._uncaught
         firsts = self._first_failures
         if len(firsts) >= ALIKE_LIMIT and firsts[0] and len(set(firsts)) == 1:
             return f"the first {ALIKE_LIMIT} trials all failed alike: {firsts[0]}"
@@ -267,41 +267,31 @@ class Tender:
 
     def _adopt(self) -> Ticket | None:
         """Take over a trial that the user enqueued with `study.enqueue_trial`."""
-        for trial in self._trials:
-            if trial.state == TrialState.WAITING and mark_of(trial) is None:
-                size = self._size(trial.system_attrs.get("fixed_params", {}))
-                request = {"bytes": size.request_bytes, "reason": size.reason}
-                if adopt_waiting(self._storage, trial._trial_id, Mark(submission=self.id), request):
-                    return self._ticket(trial.number, trial._trial_id, size.request_bytes)
+        mark = Mark(submission=self.id)
+        for seen in self._trials:
+            if not _is_free(seen):
+                continue
+            trial = self._storage.get_trial(seen._trial_id)
+            if not _is_free(trial):  # another submission of the study was quicker
+                continue
+            size = self._size(trial.system_attrs.get("fixed_params", {}))
+            request = {"bytes": size.request_bytes, "reason": size.reason}
+            if adopt_waiting(self._storage, trial._trial_id, mark, request):
+                self._note(trial, mark)
+                return self._ticket(trial.number, trial._trial_id, size.request_bytes)
         return None
 
     def _point(self) -> Ticket | None:
-        """Create the next starting point that is not there yet; never one that another submission made."""
-        if self._points_done:
+        """Create the next starting point that is not there yet."""
+        index = self._points.next(self._trials)
+        if index is None:
             return None
-        made = {
-            mark.point for trial in self._trials if (mark := mark_of(trial)) is not None and mark.submission == self.id
-        }
-        for index, point in enumerate(self.spec.points):
-            if index in made:
-                continue
-            if self.spec.skip_if_exists and not self._reserve(point):
-                continue
-            size = self._size(point)
-            request = {"bytes": size.request_bytes, "reason": size.reason}
-            mark = Mark(submission=self.id, point=index)
-            trial_id = create_planned(self._storage, self.study_id, mark, fixed_params=point, request=request)
-            return self._ticket(self._storage.get_trial_number_from_id(trial_id), trial_id, size.request_bytes)
-        self._points_done = True
-        return None
-
-    def _reserve(self, point: dict[str, Any]) -> bool:
-        for trial in self._trials:
-            fixed = trial.system_attrs.get("fixed_params") or trial.params
-            if dict(fixed) == point and (mark_of(trial) is None or trial.state != TrialState.FAIL):
-                return False
-        digest = hashlib.sha256(json.dumps(point, sort_keys=True).encode()).hexdigest()
-        return self._catalog.reserve_point(self.spec.study_name, digest, self.id)
+        point = self.spec.points[index]
+        size = self._size(point)
+        request = {"bytes": size.request_bytes, "reason": size.reason}
+        mark = Mark(submission=self.id, point=index)
+        trial_id = create_planned(self._storage, self.study_id, mark, fixed_params=point, request=request)
+        return self._ticket(self._storage.get_trial_number_from_id(trial_id), trial_id, size.request_bytes)
 
     def _size(self, params: dict[str, Any]) -> Request:
         return next_request(self.spec.vram, self._peaks, params=params)
@@ -355,6 +345,16 @@ class Tender:
                 f"({format_bytes(self.largest_bytes)}); ask for less, or add a larger device"
             )
         return None
+
+
+def _is_free(trial: FrozenTrial) -> bool:
+    """Return whether a trial waits for whoever comes: enqueued by the user, and nobody's yet."""
+    return trial.state == TrialState.WAITING and mark_of(trial) is None
+
+
+def is_foreign(trial: FrozenTrial) -> bool:
+    """True for a trial of ours that somebody's own `optimize()` popped: it is his now, and nobody waits for it."""
+    return bool(trial.state == TrialState.RUNNING) and claimed_by(trial) is None
 
 
 def failure_line(facts: AttemptFacts) -> str:

@@ -1,5 +1,4 @@
 """The process that runs the trial: from a reference to the function. Imports little, for it is part of the start."""
-# ruff: noqa: PTH  pathlib is one of the things that are not imported
 
 from __future__ import annotations
 
@@ -52,7 +51,6 @@ def import_target(reference: ObjectiveRef) -> Any:
     """
     place, _, name = reference.target.rpartition(":")
     sys.path[:0] = [entry for entry in reference.sys_path if entry not in sys.path]
-    importlib.invalidate_caches()
     found: Any = _import_file(place) if place.endswith(".py") or "/" in place else importlib.import_module(place)
     for part in name.split("."):
         try:
@@ -156,7 +154,7 @@ def main_names(objective: Any) -> dict[str, Any]:
     function = getattr(function, "__func__", function)
     if not hasattr(function, "__globals__"):
         holder = function
-        function = getattr(type(function), "__call__", None)
+        function = vars(type(function)).get("__call__")
     if holder is not None:
         kind = holder if isinstance(holder, type) else type(holder)
         names[kind.__name__] = kind

@@ -5,13 +5,10 @@ from __future__ import annotations
 import ast
 import difflib
 import hashlib
-import importlib
-import importlib.machinery
 import inspect
 import os
 import platform
 import sys
-import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,7 +62,7 @@ def resolve(
         bundle_sha256=hashlib.sha256(body).hexdigest(),
         python=python_minor(),
         workdir=where,
-        sys_path=_user_path(),
+        sys_path=sources.own_path(),
     )
     return reference, body
 
@@ -81,11 +78,11 @@ def _by_name(target: str, workdir: str | None, *, checked: bool = False) -> Obje
         path = Path(place).expanduser().absolute()
         if not path.is_file():
             raise ObjectiveError(f"objective {target!r}: there is no file {path}")
-        target, paths = f"{path}:{name}", (str(path.parent), *_user_path())
+        target, paths = f"{path}:{name}", (str(path.parent), *sources.own_path())
     else:
         if not all(part.isidentifier() for part in place.split(".")):
             raise ObjectiveError(f"objective {target!r}: {place!r} is not the name of a module")
-        paths = _user_path()
+        paths = sources.own_path()
         found = sources.find_module(place, paths)
         if found is None:
             raise ObjectiveError(
@@ -120,6 +117,7 @@ def _check_source(target: str, name: str, path: Path, paths: tuple[str, ...]) ->
             raise ObjectiveError(f"objective {target!r}: {path.name} has no {name!r}{hint}")
     reference = ObjectiveRef(kind="import", target=target, sys_path=paths)
     before = list(sys.path)
+    importlib.invalidate_caches()  # a notebook's process is old, and the file may be new
     try:
         found = import_target(reference)
     except ObjectiveError:
@@ -136,10 +134,14 @@ def _check_arguments(node: ast.FunctionDef, target: str) -> None:
     needed = positional - len(node.args.defaults)
     needed_by_name = sum(default is None for default in node.args.kw_defaults)
     if needed > 1 or needed_by_name or (positional == 0 and node.args.vararg is None):
-        raise ObjectiveError(f"objective {target!r} must take one trial, but its signature is ({ast.unparse(node.args)})")
+        raise ObjectiveError(
+            f"objective {target!r} must take one trial, but its signature is ({ast.unparse(node.args)})"
+        )
 
 
-_ASYNC = "objective {name} is asynchronous; make it a plain function that returns the value (asyncio.run inside is fine)"
+_ASYNC = (
+    "objective {name} is asynchronous; make it a plain function that returns the value (asyncio.run inside is fine)"
+)
 
 
 def _check_callable(objective: Any, name: str) -> None:
@@ -178,29 +180,8 @@ def _importable(objective: Any) -> str | None:
         return None
     found: Any = sys.modules.get(module_name)
     path = getattr(found, "__file__", None)
-    if found is None or path is None or sources.find_module(module_name, _user_path()) != Path(path):
+    if found is None or path is None or sources.find_module(module_name, sources.own_path()) != Path(path):
         return None
     for part in name.split("."):
         found = getattr(found, part, None)
     return f"{module_name}:{name}" if found is objective else None
-
-
-def _user_path() -> tuple[str, ...]:
-    """Return the entries of sys.path that are the user's own, made absolute.
-
-    The interpreter's and the installed packages' are left out: a worker has those of its own environment, and the
-    submitter's must not go in front of them.
-    """
-    installed = {Path(path).resolve() for path in sysconfig.get_paths().values()}
-    prefixes = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
-    kept = []
-    for entry in sys.path:
-        path = Path(entry or ".").absolute()
-        if path.is_dir() and path.resolve() not in installed and not _within_library(path.resolve(), prefixes):
-            kept.append(str(path))
-    return tuple(dict.fromkeys(kept))
-
-
-def _within_library(path: Path, prefixes: set[Path]) -> bool:
-    below = any(path.is_relative_to(prefix / "lib") or path.is_relative_to(prefix / "lib64") for prefix in prefixes)
-    return below or path.name in ("site-packages", "dist-packages")

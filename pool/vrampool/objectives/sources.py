@@ -10,6 +10,7 @@ import ast
 import hashlib
 import importlib.machinery
 import sys
+import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -94,10 +95,32 @@ def _bindings(body: list[ast.stmt]) -> Iterable[tuple[str, ast.AST]]:
             yield node.name, node
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            yield from ((item.id, node) for target in targets for item in ast.walk(target) if isinstance(item, ast.Name))
+            yield from (
+                (item.id, node) for target in targets for item in ast.walk(target) if isinstance(item, ast.Name)
+            )
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             yield from ((alias.asname or alias.name.split(".")[0], node) for alias in node.names)
         elif isinstance(node, (ast.If, ast.Try, ast.With, ast.For, ast.While)):
             inner = [*node.body, *getattr(node, "orelse", ()), *getattr(node, "finalbody", ())]
             inner += [item for handler in getattr(node, "handlers", ()) for item in handler.body]
             yield from _bindings(inner)
+
+
+def own_path() -> tuple[str, ...]:
+    """Return the entries of sys.path that are the user's own, made absolute.
+
+    The interpreter's and the installed packages' are left out: a worker has those of its own environment, and the
+    submitter's must not go in front of them.
+    """
+    paths = [Path(entry or ".").absolute() for entry in sys.path]
+    return tuple(dict.fromkeys(str(path) for path in paths if path.is_dir() and not is_installed(path)))
+
+
+def is_installed(path: Path) -> bool:
+    """Return whether a folder or file belongs to the interpreter or to its installed packages."""
+    path = path.resolve()
+    if path in {Path(place).resolve() for place in sysconfig.get_paths().values()}:
+        return True
+    prefixes = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
+    below = any(path.is_relative_to(prefix / "lib") or path.is_relative_to(prefix / "lib64") for prefix in prefixes)
+    return below or path.name in ("site-packages", "dist-packages")

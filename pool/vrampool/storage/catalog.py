@@ -163,6 +163,16 @@ class Catalog:
         with self._database.snapshot() as session:
             return bool(session.scalar(owner) == submission_id)
 
+    def release_point(self, study_name: str, point_sha256: str, submission_id: str) -> None:
+        """Give a reserved point up: its trial was cancelled before it ran. Nothing happens when another owns it."""
+        drop = sa.delete(points).where(
+            points.c.study_name == study_name,
+            points.c.point_sha256 == point_sha256,
+            points.c.submission_id == submission_id,
+        )
+        with self._database.transaction() as session:
+            session.execute(drop)
+
     def _insert_once(self, table: sa.Table, row: Mapping[str, object]) -> bool:
         """Insert a row unless one with its key is there. True when it was inserted."""
         try:

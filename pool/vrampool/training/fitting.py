@@ -37,7 +37,7 @@ def find_batch_size(
     *,
     start: int,
     minimum: int = 1,
-    attribute: str = "vrampool:batch_size",
+    attribute: str = "training:batch_size",
 ) -> Fitted[T]:
     """Call `fn` with `start`, and with half of that after each out-of-memory error, until it returns.
 

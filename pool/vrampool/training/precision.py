@@ -159,9 +159,9 @@ class MixedPrecision:
 
     def record(self, trial: Any) -> None:
         """Keep dtype, steps and skipped steps as user attributes of the trial."""
-        trial.set_user_attr("vrampool:dtype", self.dtype)
-        trial.set_user_attr("vrampool:steps", self.steps)
-        trial.set_user_attr("vrampool:skipped_steps", self.skipped_steps)
+        trial.set_user_attr("training:dtype", self.dtype)
+        trial.set_user_attr("training:steps", self.steps)
+        trial.set_user_attr("training:skipped_steps", self.skipped_steps)
 
     def _clip(self, parameters: list[torch.Tensor], clip_norm: float | None, clip_value: float | None) -> bool:
         """Clip in place; False if the norm shows that the gradients are not finite and nobody else would see it."""

@@ -100,14 +100,23 @@ def _booked(settings: Settings, names: list[str] | None, env: Mapping[str, str])
     visible = split_names(env.get(_MASK, "0"))
     if not visible or visible[0] == "-1":
         raise InputError(f"{_MASK}={env[_MASK]!r} hides every GPU; unset it or name one, or start with --gpu cpu")
-    if _MASK in env and names is not None:
-        try:
-            names = [visible[int(name)] if name.isdigit() else name for name in names]
-        except IndexError:
-            raise InputError(f"--gpu {settings.gpu} is beyond {_MASK}={env[_MASK]!r}; name one of those") from None
+    if names is not None:
+        names = [_booked_name(name, visible, masked=_MASK in env) for name in names]
     chosen = list(dict.fromkeys(visible if names is None else names))
     _log.warning("no NVIDIA driver answers: %s by bookkeeping alone", ", ".join(f"GPU {name}" for name in chosen))
     return [BookedDevice(name, total_bytes, threads=_threads(len(chosen)), env=env) for name in chosen]
+
+
+def _booked_name(name: str, visible: list[str], *, masked: bool) -> str:
+    """Return what CUDA takes for a GPU that nobody lists: an index within the mask, or the id of a `BookedDevice`."""
+    bare = name.removeprefix("gpu-")
+    if not masked:
+        return bare
+    if name.isdigit() and int(name) < len(visible):
+        return visible[int(name)]
+    if bare in visible and not name.isdigit():
+        return bare
+    raise InputError(f"--gpu names {name}, which is not in {_MASK}={','.join(visible)}; name one of those")
 
 
 def _threads(devices: int) -> int:

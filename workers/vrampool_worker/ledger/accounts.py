@@ -112,9 +112,14 @@ class Accounts:
             lease.unexplained_before_bytes = min(self._unexplained)
 
     def residue_bytes(self, ended: Lease, used_bytes: int) -> int:
-        """Return what of the device's use is left of a trial that is gone."""
+        """Return what of the device's use is left of a trial that is gone: the least of all readings since its end.
+
+        A neighbour that grows makes it look like more for a moment, until its own report comes.
+        """
         others = [lease for lease in self.leases.values() if lease is not ended]
-        return max(0, self._unexplained_bytes(used_bytes, others) - ended.unexplained_before_bytes)
+        seen_bytes = max(0, self._unexplained_bytes(used_bytes, others) - ended.unexplained_before_bytes)
+        ended.residue_bytes = seen_bytes if ended.residue_bytes is None else min(ended.residue_bytes, seen_bytes)
+        return ended.residue_bytes
 
     def _unexplained_bytes(self, used_bytes: int, leases: Iterable[Lease]) -> int:
         return max(0, used_bytes - self._strangers.latest_bytes - sum(lease.own_bytes for lease in leases))

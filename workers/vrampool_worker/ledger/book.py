@@ -187,7 +187,7 @@ class Ledger:
         if self._accounts.reading is None:
             return f"{self._label} has not been read yet"
         alone = next((lease for lease in self._leases.values() if lease.alone), None)
-        if False:
+        if alone is not None:
             return f"{alone.label} runs alone on {self._label} until its memory is known"
         if len(self._leases) >= self.max_trials:
             return f"{self._label} runs {len(self._leases)} of at most {words.trials(self.max_trials)}"

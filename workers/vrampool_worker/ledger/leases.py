@@ -34,6 +34,7 @@ class Lease:
     peak_bytes: int | None = None  #: the largest that was measured
     ended_at_s: float | None = None  #: its processes are gone; its memory is awaited
     used_before_bytes: int | None = None  #: by the whole device, at the last reading before that
+    residue_bytes: int | None = None  #: the least that seemed to be left of it since its end
     unexplained_before_bytes: int = 0  #: of it, what neither it nor anybody else explained
     lowest_rest_bytes: int = 0  #: the least since the grant of what the device's use is beyond all measured trials
 

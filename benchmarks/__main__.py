@@ -1,0 +1,56 @@
+"""Run the benchmarks of this machine: `python -m benchmarks [name ...]`, printed as one table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import optuna
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import footprint, handover, reports, throughput
+from benchmarks.rows import Row
+
+PARTS = {
+    "footprint": footprint.measure,
+    "handover": handover.measure,
+    "throughput": throughput.measure,
+    "reports": reports.measure,
+}
+
+
+def main() -> int:
+    """Measure, print, and return 1 when a goal was missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", help=f"any of {', '.join(PARTS)}; default: all")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    arguments = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    console = Console(width=110)
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        console.print(f"[yellow]the machine is not quiet (load {load:.1f}): times will be too long[/yellow]")
+    rows: list[Row] = []
+    for name in arguments.parts or PARTS:
+        started = time.monotonic()
+        rows += PARTS[name]()
+        print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr)
+    table = Table(title=f"{os.cpu_count()} cores, load at the start {load:.1f}", box=None, header_style="bold")
+    for column in ("what", "measured", "goal", ""):
+        table.add_column(column, justify="right" if column in ("measured", "goal") else "left")
+    for row in rows:
+        verdict = "" if row.kept is None else "[green]kept[/green]" if row.kept else "[red]missed[/red]"
+        table.add_row(row.what, row.measured, row.goal, verdict)
+    console.print(table)
+    if arguments.json:
+        arguments.json.write_text(json.dumps([row.to_json() for row in rows], indent=1))
+    return 1 if any(row.kept is False for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""One line of the table, and a pool to measure."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import vrampool
+
+OBJECTIVES = Path(__file__).with_name("objectives.py")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A figure, its goal, and whether the goal was kept (None: there is none)."""
+
+    what: str
+    measured: str
+    goal: str = ""
+    kept: bool | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value below which `share` of the values lie."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+@contextmanager
+def bench_pool(**settings: Any) -> Iterator[vrampool.Pool]:
+    """A pool on the CPU in a directory of its own, warmed up by two trials."""
+    with tempfile.TemporaryDirectory(prefix="vrampool-bench-") as folder:
+        options = {"gpu": "cpu", "share": True, "budget": "4GiB", "preload": "", "state_dir": Path(folder)} | settings
+        with vrampool.Pool(**options) as pool:
+            pool.submit(f"{OBJECTIVES}:noop", n_trials=2, vram="64MiB").wait()
+            yield pool
