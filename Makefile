@@ -12,7 +12,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3
 	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
 # Where Python may not write bytecode by itself, each import of torch would compile it again: 3 seconds a process.
-COMPILE := test -z "$$PYTHONDONTWRITEBYTECODE" || $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+COMPILE := test -z "$$PYTHONDONTWRITEBYTECODE" || $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib pool workers examples benchmarks || true
 
 # More arguments for pytest, for example: make test ARGS="-k ledger -x"
 ARGS ?=

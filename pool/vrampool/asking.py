@@ -63,6 +63,7 @@ def build_spec(
     if asked["gpus"] != 1:
         raise OutOfScopeError(f"gpus={asked['gpus']}: one trial uses one device here; spread work over trials instead")
     _check_counts(asked)
+    catch = asked["catch"]
     vram = asked["vram"]
     if vram != "auto":
         vram = parse_bytes(vram, what="vram")
@@ -85,7 +86,7 @@ def build_spec(
         total=asked["total"],
         timeout_s=asked["timeout"],
         trial_timeout_s=asked["trial_timeout_s"],
-        catch=read_catch(asked["catch"]),
+        catch=None if catch is None else tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in read_kinds(catch)),
         vram=vram,
         max_concurrent_trials=asked["max_concurrent_trials"],
         priority=asked["priority"],
@@ -122,15 +123,17 @@ def _check_counts(asked: Mapping[str, Any]) -> None:
         raise InputError(f"oom must be 'auto' or 'user', not {asked['oom']!r}")
 
 
-def read_catch(catch: type[BaseException] | Iterable[type[BaseException]] | None) -> tuple[str, ...] | None:
-    """Return the qualified names of the exceptions that do not end a study; None: all of them."""
-    if catch is None:
-        return None
+def read_kinds(catch: type[BaseException] | Iterable[type[BaseException]]) -> tuple[type[BaseException], ...]:
+    """Return the classes of exceptions that `catch` names: one class, or any number of them.
+
+    Raises:
+        InputError: one of them is no class of exceptions.
+    """
     kinds = (catch,) if isinstance(catch, type) else tuple(catch)
     for kind in kinds:
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
             raise InputError(f"catch must name classes of exceptions, not {kind!r}")
-    return tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
+    return kinds
 
 
 def _read_points(points: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Pause between two looks at the storage while waiting. Events wake earlier.
 LOOK_S = 0.5
+#: Pause after an event before the next look.
+PAUSE_S = 0.1
 #: Trials that wait for longer than this without a worker that can run them are told about.
 ORPHAN_S = 5.0
 Callback = Callable[[optuna.Study, FrozenTrial], None]
@@ -125,32 +127,21 @@ class Handle:
                 frame[column] = [getattr(facts.get(number), column, None) for number in frame["number"]]
         return frame
 
-    def roots(self) -> dict[int, list[FrozenTrial]]:
-        """Return all attempts by the number of their root trial, in order."""
-        found: dict[int, list[FrozenTrial]] = {}
-        for trial in self.trials:
-            mark = mark_of(trial)
-            root = mark.root if mark is not None and mark.root is not None else trial.number
-            found.setdefault(root, []).append(trial)
-        return found
+    def finished_roots(self, trials: Sequence[FrozenTrial] | None = None) -> list[FrozenTrial]:
+        """Return the last attempt of every root trial that has ended for good and counts, in order of its end.
 
-    def finished_roots(self) -> list[FrozenTrial]:
-        """Return the last attempt of every root trial that has ended for good and counts, in order of its end."""
-        ended = []
-        for attempts in self.roots().values():
-            last = attempts[-1]
-            if not last.state.is_finished():
-                continue
-            step = retries.next_step(last, self.spec, attempts, largest_bytes=None)
-            if isinstance(step, retries.Final) and step.counts:
-                ended.append(last)
+        Args:
+            trials: The submission's trials as read just now; None: read them.
+        """
+        found = retries.roots(self.trials if trials is None else trials, self.spec)
+        ended = [root.last for root in found if root.counted]
         return sorted(ended, key=lambda trial: (trial.datetime_complete is None, trial.datetime_complete, trial.number))
 
     def progress(self) -> Progress:
         """Return where the submission is now."""
         row = self._row()
         trials = self.trials
-        finished = self.finished_roots()
+        finished = self.finished_roots(trials)
         return Progress(
             state=row.state,
             reason=row.reason or "",
@@ -198,7 +189,10 @@ class Handle:
                 if not warned and time.monotonic() - started > ORPHAN_S and not progress.running:
                     warned = self._warn_without_worker(progress)
                 left = LOOK_S if deadline is None else min(LOOK_S, max(0.0, deadline - time.monotonic()))
-                wake.wait(left)
+                # Tiny trials end by the dozen: each look reads the study, so events within one pause are one look.
+                if wake.wait(left):
+                    time.sleep(min(PAUSE_S, left))
+                    wake.read()
 
     def _run_callbacks(self) -> None:
         if self.callbacks:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import datetime
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import optuna
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from vrampool.handle import Handle, _in_optimize_loop
-from vrampool.storage import url_of
+from vrampool.handle import Callback, Handle
+from vrampool.storage import CANCELLED, attempt_of, url_of
 
 if TYPE_CHECKING:
     from vrampool.pool import Pool
 
-Callback = Callable[[optuna.Study, FrozenTrial], None]
+_log = optuna.logging.get_logger("optuna.vrampool")
 
 
 class Link:
@@ -23,65 +26,156 @@ class Link:
 
     def __init__(self, study: optuna.Study, study_name: str) -> None:
         self.study = study
-        self.study_name = study_name
+        self.study_name = study_name  #: of the study in the pool's storage
 
-    def take(self, trial: FrozenTrial) -> FrozenTrial:
-        """Bring one finished root trial to the user's study; return it as found there."""
+    def update(self) -> None:
+        """Bring the user's study up to date."""
+
+    def find(self, trial: FrozenTrial) -> FrozenTrial:
+        """Return a trial of the pool's study as the user's study has it."""
         return trial
 
+    def close(self) -> None:
+        """Leave nothing unfinished behind that nobody will finish."""
+
     def follow(self, handle: Handle, callbacks: Sequence[Callback], show_progress_bar: bool) -> None:
-        """Wait for the end; bring each finished root trial over and run the callbacks on it, one at a time."""
+        """Wait for the end; run the callbacks on each finished root trial, one at a time.
+
+        As in Optuna, an exception of a callback ends the study: running trials finish first. Ctrl-C does not wait for
+        them.
+        """
         bar = _Bar(handle.spec.n_trials) if show_progress_bar else None
-        taken: set[int] = set()
+        raised: Exception | None = None
         try:
             for progress in handle.watch():
-                for trial in handle.finished_roots():
-                    if trial.number in taken:
-                        continue
-                    taken.add(trial.number)
-                    self._call(handle, callbacks, self.take(trial))
+                try:
+                    if raised is None:
+                        self._tell(handle, callbacks)
+                    else:
+                        self.update()
+                except Exception as error:
+                    raised = error
+                    handle.stop(f"a callback raised {type(error).__name__}: {error}")
                 if bar is not None:
                     bar.show(progress.finished)
-            for trial in handle.finished_roots():
-                if trial.number not in taken:
-                    self._call(handle, callbacks, self.take(trial))
         except BaseException:
             handle.stop("the submitting process was interrupted")
             raise
         finally:
+            self.close()
             if bar is not None:
                 bar.close()
+        if raised is not None:
+            raise raised
 
-    def _call(self, handle: Handle, callbacks: Sequence[Callback], trial: FrozenTrial) -> None:
-        for callback in callbacks:
-            with _in_optimize_loop(self.study):
-                callback(self.study, trial)
-            if self.study._stop_flag:
-                self.study._stop_flag = False
-                handle.stop("stopped by a callback")
+    def _tell(self, handle: Handle, callbacks: Sequence[Callback]) -> None:
+        ended = list(handle.newly_finished())
+        self.update()  # after they were read: it has them all
+        for trial in ended:
+            found = self.find(trial)
+            self._log_as_optuna_does(found)
+            handle.call_back(callbacks, self.study, found)
+
+    def _log_as_optuna_does(self, trial: FrozenTrial) -> None:
+        if trial.state == TrialState.COMPLETE:
+            self.study._log_completed_trial(trial.values, trial.number, trial.params)
+            return
+        facts = attempt_of(trial)
+        text = facts.text if facts is not None else ""
+        if trial.state == TrialState.PRUNED:
+            _log.info("Trial %s pruned. %s", trial.number, text)
+        else:
+            _log.warning("Trial %s failed with parameters: %s because of: %s", trial.number, trial.params, text)
 
 
 class MirrorLink(Link):
-    """The same for a study in memory, or in another database: its trials are copied in and results copied back."""
+    """The same for a study in memory, or in another database: copied into the pool's storage, and mirrored back.
 
-    def __init__(self, study: optuna.Study, study_name: str, pool_study: optuna.Study) -> None:
+    Trial for trial: what the pool's study holds under a number, the user's study holds under the same number. So
+    `trial.number` is the same in the objective and afterwards, and what an objective saved under it is found again.
+    """
+
+    def __init__(self, study: optuna.Study, study_name: str, storage: Any) -> None:
         super().__init__(study, study_name)
-        for trial in study.get_trials(deepcopy=True):
-            if trial.state.is_finished() or trial.state == TrialState.WAITING:
-                pool_study.add_trial(trial)
-        for trial in study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
-            # It runs in the pool under a number of its own; here it would be run a second time by a later optimize().
-            study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+        self._own = study._storage
+        self._storage = storage
+        self._id: int = storage.create_new_study(study.directions, study_name)
+        self._ids: list[int] = []  #: of the user's trials, by the number of the pool's
+        self._open: set[int] = set()  #: numbers of trials that are mirrored and not finished yet
+        self._foreign: list[int] = []  #: ids of copies of trials that the user himself has under way
+        for key, value in self._own.get_study_system_attrs(study._study_id).items():
+            storage.set_study_system_attr(self._id, key, value)
         for key, value in study.user_attrs.items():
-            pool_study.set_user_attr(key, value)
-        self._pool_study = pool_study
+            storage.set_study_user_attr(self._id, key, value)
+        for trial in study.get_trials(deepcopy=False):
+            self._copy(trial)
 
-    def take(self, trial: FrozenTrial) -> FrozenTrial:
-        self.study.add_trial(trial)
-        for key, value in self._pool_study.user_attrs.items():
+    def _copy(self, trial: FrozenTrial) -> None:
+        # Claimed here, run there: a later `study.optimize` must not run it a second time.
+        claimed = trial.state == TrialState.WAITING and self._claim(trial._trial_id)
+        found = trial if claimed else self._own.get_trial(trial._trial_id)
+        copied_id = self._storage.create_new_trial(self._id, found)
+        if claimed:
+            self._open.add(len(self._ids))
+        elif not found.state.is_finished():
+            self._foreign.append(copied_id)
+        self._ids.append(trial._trial_id)
+
+    def _claim(self, trial_id: int) -> bool:
+        try:
+            return bool(self._own.set_trial_state_values(trial_id, TrialState.RUNNING))
+        except UpdateFinishedTrialError:
+            return False
+
+    def update(self) -> None:
+        for trial in self._storage.get_all_trials(self._id, deepcopy=False):
+            if trial.number >= len(self._ids):
+                self._ids.append(self._create(trial))
+                if not trial.state.is_finished():
+                    self._open.add(trial.number)
+            elif trial.number in self._open and trial.state.is_finished():
+                self._open.discard(trial.number)
+                self._finish(self._ids[trial.number], trial)
+        for key, value in self._storage.get_study_user_attrs(self._id).items():
             if self.study.user_attrs.get(key) != value:
                 self.study.set_user_attr(key, value)
-        return self.study.get_trials(deepcopy=True)[-1]
+
+    def _create(self, trial: FrozenTrial) -> int:
+        if trial.state.is_finished():
+            return int(self._own.create_new_trial(self.study._study_id, trial))
+        # A place under its number, filled when it has ended. RUNNING, so that nobody pops it.
+        place = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=trial.user_attrs)
+        place.datetime_start = trial.datetime_start or datetime.datetime.now()
+        return int(self._own.create_new_trial(self.study._study_id, place))
+
+    def _finish(self, trial_id: int, trial: FrozenTrial) -> None:
+        own = self._own
+        for name, value in trial.params.items():
+            distribution = trial.distributions[name]
+            own.set_trial_param(trial_id, name, distribution.to_internal_repr(value), distribution)
+        for step, reported in trial.intermediate_values.items():
+            own.set_trial_intermediate_value(trial_id, step, reported)
+        for key, attr in trial.user_attrs.items():
+            own.set_trial_user_attr(trial_id, key, attr)
+        for key, attr in trial.system_attrs.items():
+            own.set_trial_system_attr(trial_id, key, attr)
+        own.set_trial_state_values(trial_id, trial.state, trial.values)
+        if isinstance(own, InMemoryStorage):
+            # What it returns is its own record. The times in it are those of the mirroring.
+            record = own.get_trial(trial_id)
+            record.datetime_start = trial.datetime_start or record.datetime_start
+            record.datetime_complete = trial.datetime_complete
+
+    def find(self, trial: FrozenTrial) -> FrozenTrial:
+        return self._own.get_trial(self._ids[trial.number])
+
+    def close(self) -> None:
+        for number in sorted(self._open):  # interrupted: they go on in the pool, and nobody brings them back
+            trial_id = self._ids[number]
+            self._own.set_trial_user_attr(trial_id, CANCELLED, f"interrupted; see study {self.study_name} of the pool")
+            self._own.set_trial_state_values(trial_id, TrialState.FAIL)
+        for trial_id in self._foreign:
+            self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
 
 
 def link(pool: Pool, study: optuna.Study) -> Link:
@@ -90,9 +184,7 @@ def link(pool: Pool, study: optuna.Study) -> Link:
         return Link(study, study.study_name)
     # Optuna's own name of a study in memory is 45 letters of chance; in the pool's lists nobody would know it again.
     given = "memory" if study.study_name.startswith("no-name-") else study.study_name
-    name = f"{given}-{uuid.uuid4().hex[:6]}"
-    copy = optuna.create_study(study_name=name, storage=pool.storage, directions=study.directions)
-    return MirrorLink(study, name, copy)
+    return MirrorLink(study, f"{given}-{uuid.uuid4().hex[:6]}", pool.storage)
 
 
 class _Bar:

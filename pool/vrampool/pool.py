@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -13,22 +13,16 @@ from optuna.exceptions import DuplicatedStudyError
 from optuna.study import StudyDirection
 
 from vrampool import mirror
-from vrampool.asking import build_spec, read_directions
-from vrampool.errors import (
-    InputError,
-    ObjectiveFailedError,
-    OutOfScopeError,
-    RequestError,
-    StudyError,
-    UnreachableError,
-)
-from vrampool.handle import Handle
+from vrampool.asking import build_spec, read_directions, read_kinds
+from vrampool.errors import InputError, OutOfScopeError, RequestError, StudyError, UnreachableError
+from vrampool.handle import Callback, Handle
 from vrampool.local.starting import LocalPool, attach_or_start
 from vrampool.messages import SubmissionSpec
 from vrampool.queueing import Events, JobQueue, Registry, WaitingJob, WorkerRecord, connect
+from vrampool.remote_errors import study_failed
 from vrampool.settings import Settings, load_settings
 from vrampool.signing import load_secret, open_spec, sign_spec
-from vrampool.storage import Catalog, attempt_of, open_storage
+from vrampool.storage import Catalog, SubmissionState, open_storage
 from vrampool.units import format_bytes
 
 
@@ -150,8 +144,8 @@ class Pool:
         workdir: str | os.PathLike[str] | None = None,
         points: Sequence[Mapping[str, Any]] = (),
         skip_if_exists: bool = False,
-        catch: Sequence[type[BaseException]] | None = None,
-        callbacks: Sequence[Callable[[optuna.Study, optuna.trial.FrozenTrial], None]] = (),
+        catch: type[BaseException] | Iterable[type[BaseException]] | None = None,
+        callbacks: Iterable[Callback] = (),
         retry_timeouts: bool = False,
         max_infra_retries: int = 2,
         oom: str = "auto",
@@ -226,46 +220,50 @@ class Pool:
         objective: Callable[..., Any] | str,
         n_trials: int | None = None,
         timeout: float | None = None,
-        catch: type[BaseException] | Sequence[type[BaseException]] = (),
-        callbacks: Sequence[Callable[[optuna.Study, optuna.trial.FrozenTrial], None]] | None = None,
+        n_jobs: int | None = None,
+        catch: type[BaseException] | Iterable[type[BaseException]] = (),
+        callbacks: Iterable[Callback] | None = None,
+        gc_after_trial: bool = False,
         show_progress_bar: bool = False,
         **options: Any,
     ) -> None:
         """Stand in for ``study.optimize(objective, ...)``: same arguments, run by the pool, wait for the end.
 
-        A study in memory is copied into the pool's storage and its finished trials are mirrored back; a study in
-        SQLite or PostgreSQL must live in the pool's storage, or is mirrored as well.
+        A study in memory is copied into the pool's storage and its trials are mirrored back, number for number; so is
+        one in another database than the pool's.
 
         Args:
+            n_jobs: Trials at once; None or -1: as many as fit.
+            gc_after_trial: Taken and not needed: each trial has its own process.
             options: Further arguments of `submit`, such as `vram` or `trial_timeout_s`.
 
         Raises:
-            ObjectiveFailedError: the objective raised an exception that `catch` does not name.
+            ObjectiveFailedError: the objective raised an exception that `catch` does not name; an instance of that
+                exception's class too, where this process can make one.
+            StudyFailedError: the study failed without the objective, by its sampler for example.
             InputError: as in `submit`.
+            Exception: what a callback raised; trials that ran have finished.
         """
-        if study.study_name in self._optimizing:
+        if study.study_name in self._optimizing or study._thread_local.in_optimize_loop:
             raise RuntimeError("Nested invocation of `Pool.optimize` on one study isn't allowed.")
-        caught = (catch,) if isinstance(catch, type) else tuple(catch)
+        if (n_trials is not None and n_trials <= 0) or (timeout is not None and timeout <= 0):
+            return  # as Optuna: nothing is asked for, so nothing is done
+        if n_jobs is not None and n_jobs != -1:
+            options.setdefault("max_concurrent_trials", n_jobs)
+        wanted = {"n_trials": n_trials, "timeout": timeout, "catch": tuple(read_kinds(catch)), **options}
+        wanted |= {"sampler": study.sampler, "pruner": study.pruner}
+        self.check(objective, **wanted)  # before the study is copied
         self._open()
         link = mirror.link(self, study)
         self._optimizing.add(study.study_name)
         try:
-            handle = self.submit(
-                objective,
-                n_trials,
-                study_name=link.study_name,
-                directions=[item.name.lower() for item in study.directions],
-                sampler=study.sampler,
-                pruner=study.pruner,
-                timeout=timeout,
-                catch=caught,
-                **options,
-            )
+            directions = [item.name.lower() for item in study.directions]
+            handle = self.submit(objective, study_name=link.study_name, directions=directions, **wanted)
             link.follow(handle, list(callbacks or ()), show_progress_bar)
         finally:
             self._optimizing.discard(study.study_name)
-        if handle.state.name == "FAILED":
-            raise _objective_failed(handle)
+        if handle.state is SubmissionState.FAILED:
+            raise study_failed(handle.finished_roots(), handle.spec, handle.reason)
 
     def check(self, objective: Callable[..., Any] | str, **asked: Any) -> None:
         """Check the arguments of `submit` as far as that goes without a pool; nothing is started.
@@ -366,16 +364,3 @@ class Pool:
 def _check_system() -> None:
     if platform.system() != "Linux":
         raise OutOfScopeError(f"vrampool runs on Linux, not on {platform.system()}; use a Linux host or WSL 2")
-
-
-def _objective_failed(handle: Handle) -> ObjectiveFailedError:
-    for trial in handle.finished_roots():
-        facts = attempt_of(trial)
-        if facts is not None and facts.end == "failed" and not set(handle.spec.catch or ()) & set(facts.mro):
-            return ObjectiveFailedError(
-                f"trial {trial.number} raised {facts.text}\n\nin the trial's process:\n{facts.traceback}",
-                type_name=facts.type_name,
-                remote_traceback=facts.traceback,
-                trial_number=trial.number,
-            )
-    return ObjectiveFailedError(handle.reason)

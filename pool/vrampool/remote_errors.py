@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 from optuna.trial import FrozenTrial
 
@@ -29,13 +30,15 @@ def study_failed(trials: Iterable[FrozenTrial], spec: SubmissionSpec, reason: st
 
 def _raised_in(number: int, facts: AttemptFacts) -> ObjectiveFailedError:
     text = f"trial {number} raised {facts.text}\n\nin the trial's process:\n{facts.traceback}"
-    kinds = [_twin(facts.type_name), ObjectiveFailedError]
-    for kind in kinds:
-        try:
-            return kind(text, type_name=facts.type_name, remote_traceback=facts.traceback, trial_number=number)
-        except Exception:  # the user's class is made in a way of its own
-            continue
-    raise AssertionError("unreachable")
+    more: dict[str, Any] = {
+        "type_name": facts.type_name,
+        "remote_traceback": facts.traceback,
+        "trial_number": number,
+    }
+    try:
+        return _twin(facts.type_name)(text, **more)
+    except Exception:  # the user's class is made in a way of its own
+        return ObjectiveFailedError(text, **more)
 
 
 def _twin(type_name: str) -> type[ObjectiveFailedError]:

@@ -23,7 +23,7 @@ def pids_in(folder: Path) -> list[int]:
 
 def tree(folder: Path, end: str) -> str:
     """Return an objective that leaves a process in its group, one in its own session, and a daemon without a trace."""
-    return f'''
+    return f"""
 import os, signal, subprocess, sys, time
 
 def note():
@@ -42,7 +42,7 @@ def objective(trial):
     while len(os.listdir({str(folder)!r})) < 4:
         time.sleep(0.01)
     {end}
-'''
+"""
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_nothing_is_alive_once_the_worker_is_killed(tmp_path: Path) -> None:
     folder.mkdir()
     module = tmp_path / "made.py"
     module.write_text(tree(folder, "time.sleep(600)"))
-    script = f'''
+    script = f"""
 import sys
 from pathlib import Path
 from support.child_driver import ChildDriver
@@ -126,7 +126,7 @@ spare = driver.spawn()
 driver.until(lambda: spare.child.ready)
 print(story.child.keeper_pid, spare.child.keeper_pid, spare.child.pid, flush=True)
 driver.until(lambda: False)
-'''
+"""
     tests = Path(__file__).parent.parent
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")])}
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=env, text=True) as worker:
@@ -154,7 +154,7 @@ def test_an_exit_without_an_outcome_keeps_its_code(driver: ChildDriver) -> None:
 def test_a_small_fork_bomb_is_ended_whole(driver: ChildDriver, tmp_path: Path) -> None:
     """Each process forks again as long as it lives; three hundred at most, for the sake of the machine."""
     story = driver.run(
-        f'''
+        f"""
 import os, time
 
 def objective(trial):
@@ -172,7 +172,7 @@ def objective(trial):
     while len(os.listdir(folder)) < 100:
         time.sleep(0.01)
     return 1.0
-'''
+"""
     )
     assert story.outcome.kind == "value"
     assert [pid for pid in pids_in(tmp_path / "bomb") if alive(pid)] == []
@@ -182,7 +182,7 @@ def test_shared_memory_of_a_killed_trial_is_given_back(driver: ChildDriver, tmp_
     """Python's resource tracker gets the time to remove it before it is ended too."""
     story = driver.start(
         driver.spawn(),
-        f'''
+        f"""
 import os, signal
 from multiprocessing import shared_memory
 
@@ -190,7 +190,7 @@ def objective(trial):
     held = shared_memory.SharedMemory(create=True, size=4096)
     open({str(tmp_path / "name")!r}, "w").write(held.name)
     os.kill(os.getpid(), signal.SIGKILL)
-''',
+""",
     )
     driver.until(lambda: story.child.gone)
     name = (tmp_path / "name").read_text()
@@ -200,7 +200,8 @@ def objective(trial):
 def test_the_scratch_directory_is_removed(driver: ChildDriver) -> None:
     """An objective without a workdir runs in a directory of its own, which goes with it, files and all."""
     story = driver.run(
-        "import os\ndef objective(trial):\n    open('checkpoint', 'w').write('x')\n    print(os.getcwd())\n    return 1.0\n"
+        "import os\ndef objective(trial):\n    open('checkpoint', 'w').write('x')\n    print(os.getcwd())\n"
+        "    return 1.0\n"
     )
     folder = Path(story.log.strip())
     assert folder.is_relative_to(driver.settings.state_dir)
@@ -211,7 +212,9 @@ def test_a_spare_is_used_once_and_ends_when_it_is_not_needed(driver: ChildDriver
     spare = driver.spawn()
     driver.until(lambda: spare.child.ready)
     assert spare.child.pid is not None
-    driver.start(spare, "import os\ndef objective(trial):\n    trial.set_user_attr('pid', os.getpid())\n    return 1.0\n")
+    driver.start(
+        spare, "import os\ndef objective(trial):\n    trial.set_user_attr('pid', os.getpid())\n    return 1.0\n"
+    )
     driver.until(lambda: spare.child.gone)
     assert spare.trial is not None and spare.trial.user_attrs["pid"] == spare.child.pid
     with pytest.raises(AssertionError, match="one trial"):

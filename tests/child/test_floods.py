@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -24,9 +25,12 @@ def test_bytes_that_are_no_text_are_kept_as_they_are(driver: ChildDriver) -> Non
 
 
 def test_the_last_words_of_a_killed_trial_are_kept(driver: ChildDriver) -> None:
-    story = driver.run(
-        "import os\ndef objective(trial):\n    print('last words', trial.number)\n    os.kill(os.getpid(), 9)\n"
+    """Although it never flushed, and nobody asked Python to be unbuffered."""
+    story = driver.spawn(env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"})
+    driver.start(
+        story, "import os\ndef objective(trial):\n    print('last words', trial.number)\n    os.kill(os.getpid(), 9)\n"
     )
+    driver.until(lambda: story.child.gone)
     assert story.log == "last words 0\n"
 
 
@@ -100,7 +104,8 @@ def test_an_attribute_over_the_limit_is_refused_at_the_call(driver: ChildDriver)
 
 def test_a_frame_that_is_none_of_ours_ends_its_child(driver: ChildDriver) -> None:
     story = driver.run(
-        "import time\ndef objective(trial):\n    trial._call.__self__.send('recapped', nonsense=1)\n    time.sleep(60)\n"
+        "import time\ndef objective(trial):\n    trial._call.__self__.send('recapped', nonsense=1)\n"
+        "    time.sleep(60)\n"
     )
     assert story.first(EventKind.MISBEHAVED) is not None
     assert story.exited["signal"] == 9

@@ -20,7 +20,8 @@ from vrampool_worker.import_hooks import after_import
 
 def test_a_trial_on_the_cpu_cannot_hold_more_than_its_cap(driver: ChildDriver) -> None:
     story = driver.run(
-        "import resource\ndef objective(trial):\n    trial.set_user_attr('limit', resource.getrlimit(resource.RLIMIT_DATA))\n"
+        "import resource\ndef objective(trial):\n"
+        "    trial.set_user_attr('limit', resource.getrlimit(resource.RLIMIT_DATA))\n"
         "    held = [bytearray(16 * 2**20) for _ in range(40)]\n    return 1.0\n",
         cap_bytes=100 * MIB,
     )
@@ -44,7 +45,7 @@ def test_a_trial_offers_itself_to_the_oom_killer(driver: ChildDriver) -> None:
 
 
 def test_a_cap_can_be_moved_while_the_trial_runs(driver: ChildDriver) -> None:
-    """Down and up again, but never above what it began with: that is the kernel's rule for those without privileges."""
+    """Down and up again, but never above what it began with: so the kernel rules for the unprivileged."""
     story = driver.start(
         driver.spawn(),
         "import resource, time\ndef objective(trial):\n    print('begun', flush=True)\n"
@@ -75,7 +76,8 @@ def test_without_a_cap_nothing_is_limited(driver: ChildDriver) -> None:
 
 DRAWS = (
     "import random\ndef objective(trial):\n    import numpy as np\n    import torch\n"
-    "    trial.set_user_attr('draws', [random.random(), float(np.random.rand()), float(torch.rand(1))])\n    return 1.0\n"
+    "    trial.set_user_attr('draws', [random.random(), float(np.random.rand()), float(torch.rand(1))])\n"
+    "    return 1.0\n"
 )
 
 
@@ -108,7 +110,7 @@ def test_a_seed_of_the_objectives_own_is_not_undone_by_a_later_import(driver: Ch
 # ---- torch -------------------------------------------------------------------------------------------
 
 #: Stands in for torch on a GPU, as far as the runtime speaks to it: queued calls, fraction, allocator, stats.
-FAKE_TORCH = '''
+FAKE_TORCH = """
 import sys, types
 LOG = []
 GIB = 2**30
@@ -161,14 +163,14 @@ def alloc(size):
     _lazy_init()
     if _C.allocated + size > _C.fraction * TOTAL:
         _C.ooms += 1
-        raise OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size / GIB:.2f} GiB. GPU 0 has a total capacity "
-            f"of 10.00 GiB of which 9.00 GiB is free. {_C.fraction * TOTAL / GIB:.2f} GiB allowed; ")
+        raise OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size / GIB:.2f} GiB. GPU 0 has a total "
+            f"capacity of 10.00 GiB of which 9.00 GiB is free. {_C.fraction * TOTAL / GIB:.2f} GiB allowed; ")
     _C.allocated += size
     _C.reserved = max(_C.reserved, _C.allocated)
     _C.peak = max(_C.peak, _C.reserved)
 def free(size): _C.allocated -= size
-for item in (_lazy_call, _lazy_init, is_initialized, device_count, mem_get_info, memory_reserved, empty_cache, synchronize,
-             memory_allocated, set_per_process_memory_fraction, reset_peak_memory_stats,
+for item in (_lazy_call, _lazy_init, is_initialized, device_count, mem_get_info, memory_reserved, empty_cache,
+             synchronize, memory_allocated, set_per_process_memory_fraction, reset_peak_memory_stats,
              reset_accumulated_memory_stats, memory_stats_as_nested_dict, alloc, free):
     setattr(cuda, item.__name__, item)
 for item in (set_per_process_memory_fraction, reset_peak_memory_stats, reset_accumulated_memory_stats):
@@ -176,9 +178,10 @@ for item in (set_per_process_memory_fraction, reset_peak_memory_stats, reset_acc
 cuda.init = _lazy_init
 sys.modules["torch.cuda"] = cuda
 sys.modules["torch.cuda.memory"] = memory
-backends = types.SimpleNamespace(cuda=types.SimpleNamespace(is_built=lambda: True), cudnn=types.SimpleNamespace(benchmark=True))
+backends = types.SimpleNamespace(
+    cuda=types.SimpleNamespace(is_built=lambda: True), cudnn=types.SimpleNamespace(benchmark=True))
 AT_END_OF_IMPORT = list(LOG)
-'''
+"""
 
 GIB = 1024**3
 
@@ -328,8 +331,9 @@ def test_the_helpers_of_training_learn_the_lease_and_report_through_it(gpu: Chil
 
 def test_real_torch_on_the_cpu_runs_without_any_of_it(driver: ChildDriver) -> None:
     story = driver.run(
-        "def objective(trial):\n    import torch\n    net = torch.nn.Linear(4, 1)\n    step = torch.optim.SGD(net.parameters(), 0.1)\n"
-        "    for _ in range(3):\n        step.zero_grad(); net(torch.ones(2, 4)).sum().backward(); step.step()\n"
+        "def objective(trial):\n    import torch\n    net = torch.nn.Linear(4, 1)\n"
+        "    opt = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "    for _ in range(3):\n        opt.zero_grad(); net(torch.ones(2, 4)).sum().backward(); opt.step()\n"
         "    assert torch.backends.cudnn.benchmark is False\n    return 1.0\n",
         cap_bytes=1024 * MIB,
         limit_s=60,

@@ -46,7 +46,10 @@ def study_for_test(**options: Any) -> optuna.Study:
 Script = Callable[[Any], Any]
 
 
-def twice(params: dict[str, Any], script: Script, **options: Any) -> list[tuple[Any, list[str], optuna.trial.FrozenTrial]]:
+Seen = tuple[Any, list[str], optuna.trial.FrozenTrial]
+
+
+def twice(params: dict[str, Any], script: Script, **options: Any) -> list[Seen]:
     """Run a script on a real and on a proxy trial; return result or error, warnings and the stored trial of each."""
     found = []
     for make in (lambda study, trial: trial, proxy_of):
@@ -167,9 +170,8 @@ def test_finished_trials_are_optunas_own_records() -> None:
         trial.report(0.1, 3)
         trial.set_user_attr("note", {"a": [1]})
         trial.set_constraint("size", -1.0)
-        return trial.suggest_float("x", 0, 1) + trial.suggest_int("n", 1, 8, log=True) + len(
-            trial.suggest_categorical("c", ["a", "bb"])
-        )
+        word = trial.suggest_categorical("c", ["a", "bb"])
+        return trial.suggest_float("x", 0, 1) + trial.suggest_int("n", 1, 8, log=True) + len(word)
 
     study.optimize(objective, n_trials=5)
     proxy = proxy_of(study, study.ask())
@@ -193,7 +195,13 @@ def test_a_choice_comes_back_as_the_objectives_own_object() -> None:
 
 @pytest.mark.parametrize(
     ("value", "kind"),
-    [(np.float32(0.5), "float32"), (np.int64(3), "int64"), ({1, 2}, "set"), (np.arange(3), "ndarray"), ([object()], "list")],
+    [
+        (np.float32(0.5), "float32"),
+        (np.int64(3), "int64"),
+        ({1, 2}, "set"),
+        (np.arange(3), "ndarray"),
+        ([object()], "list"),
+    ],
 )
 def test_an_attribute_that_is_no_json_fails_at_the_call_and_is_named(value: object, kind: str) -> None:
     study = study_for_test()
@@ -283,7 +291,7 @@ def test_a_trial_that_was_ended_from_outside_says_so_to_the_worker() -> None:
 
 
 def test_a_write_that_got_lost_is_read_back_before_it_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commit succeeded and its answer did not arrive: sampling once more would give another value than is stored."""
+    """The commit succeeded and its answer got lost: sampling once more would give another value than is stored."""
     study = study_for_test()
     trial = study.ask()
     server = TrialServer(study, trial)
@@ -326,7 +334,9 @@ def test_an_objective_without_optuna_never_loads_it(driver: ChildDriver) -> None
     )
     assert story.trial is not None
     loaded = set(story.trial.user_attrs["loaded"])
-    assert loaded & {"optuna", "torch", "numpy", "redis", "rq", "sqlalchemy", "pynvml", "psutil", "cloudpickle"} == set()
+    assert (
+        loaded & {"optuna", "torch", "numpy", "redis", "rq", "sqlalchemy", "pynvml", "psutil", "cloudpickle"} == set()
+    )
 
 
 def test_it_is_a_trial_to_whoever_imports_optuna(driver: ChildDriver) -> None:
@@ -345,7 +355,8 @@ def test_a_forked_process_cannot_use_the_trial(driver: ChildDriver) -> None:
     story = driver.run(
         "import os\ndef objective(trial):\n    pid = os.fork()\n    if pid == 0:\n        code = 1\n        try:\n"
         "            trial.report(1.0, 0)\n        except RuntimeError as error:\n"
-        "            code = 7 if 'only in the process' in str(error) else 2\n        finally:\n            os._exit(code)\n"
+        "            code = 7 if 'only in the process' in str(error) else 2\n"
+        "        finally:\n            os._exit(code)\n"
         "    return float(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
     )
     assert story.outcome.values == [7.0]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from pathlib import Path
 
-from support.child_driver import ChildDriver, Story
+from support.child_driver import ChildDriver, Story, wait_for
 
 from vrampool_worker.children import EventKind
 
@@ -61,52 +63,73 @@ def test_one_that_holds_the_interpreter_is_killed(driver: ChildDriver) -> None:
         "def objective(trial):\n    print('begun\\nnow')\n    return float(sum(range(10**13)))\n",
         word="now",
     )
+    pid = story.child.pid
+    assert pid is not None
+    begun_with = cpu_ticks(pid)
+    wait_for(lambda: cpu_ticks(pid) > begun_with + 20)  # the loop is on its way
     story.child.ask_stop()
-    for _ in range(10):
-        driver.turn(0.02)
+    asked_at = cpu_ticks(pid)
+    driver.until(lambda: cpu_ticks(pid) > asked_at + 20 or story.child.exited)
     assert not story.child.exited
     story.child.kill()
     driver.until(lambda: story.child.gone)
     assert story.exited["signal"] == signal.SIGKILL
 
 
+def cpu_ticks(pid: int) -> int:
+    """Return the processor time of a process in user code, in hundredths of a second."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
+
+
+def switches(pid: int) -> str:
+    """Return how often a process has gone to sleep, as the kernel counts."""
+    return Path(f"/proc/{pid}/status").read_text().partition("\nvoluntary_ctxt_switches:")[2].split()[0]
+
+
 def test_a_stop_never_cuts_a_frame(driver: ChildDriver) -> None:
-    """Asked while it sends megabytes, over and over: what arrives is whole frames, then the outcome."""
+    """It comes while half a frame is written: the rest of the frame follows, and then the outcome."""
     story = started(
         driver,
         "def objective(trial):\n    print('begun')\n    while True:\n"
         "        trial.set_user_attr('blob', 'x' * 3_000_000)\n",
     )
+    pid = story.child.pid
+    assert pid is not None
     driver.until(lambda: story.calls)
+    # Nobody reads now, so it sleeps in the middle of the next frame; the signal wakes it there.
+    wait_for(lambda: Path(f"/proc/{pid}/wchan").read_text() in ("sock_alloc_send_pskb", "0"))
+    before = switches(pid)
     story.child.ask_stop()
+    wait_for(lambda: switches(pid) != before)
     driver.until(lambda: story.child.gone)
     assert "misbehaved" not in story.kinds
     assert story.outcome.kind == "stopped"
 
 
 def test_a_stop_while_a_call_waits_for_its_answer_ends_the_call(driver: ChildDriver) -> None:
+    """The answer that comes all the same is not taken for that of the next call."""
     driver.serve_calls = False
     story = driver.start(
         driver.spawn(),
         "def objective(trial):\n    try:\n        trial.suggest_float('x', 0, 1)\n"
-        "    finally:\n        trial.set_user_attr('y', 1)\n",
+        "    finally:\n        print('y is', trial.suggest_int('y', 7, 7))\n",
     )
     driver.until(lambda: story.first(EventKind.CALL))
     story.child.ask_stop()
     driver.until(lambda: story.kinds.count("call") == 2)
     first, second = [event for event in story.events if event.kind is EventKind.CALL]
-    story.child.reply(first.data["id"], value=0.5)  # late, for a call that nobody waits for
+    story.child.reply(first.data["id"], value={"value": 0, "warnings": []})
     driver.serve(story, second)
     driver.until(lambda: story.child.gone)
     assert story.outcome.kind == "stopped"
+    assert "y is 7" in story.log
 
 
 def test_ctrl_c_does_not_reach_a_trial(driver: ChildDriver) -> None:
-    import os
-
     story = started(
         driver,
-        "import time\ndef objective(trial):\n    print('begun')\n    for _ in range(30): time.sleep(0.01)\n    return 1.0\n",
+        "import time\ndef objective(trial):\n    print('begun')\n    for _ in range(30): time.sleep(0.01)\n"
+        "    return 1.0\n",
     )
     assert story.child.pid is not None
     os.kill(story.child.pid, signal.SIGINT)

@@ -6,6 +6,7 @@ import os
 import select
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support.fake_nvml import DRIVER_NOT_LOADED, GIB, GPU_IS_LOST, NOT_SUPPORTED, UNKNOWN
@@ -57,6 +58,20 @@ def test_memory_of_a_process_is_gone_when_it_dies(fake_nvml, device):
     os.close(died)
     assert device.read().used_bytes == 0
     process.communicate()
+
+
+HOLD = "from support.fake_nvml import hold; hold(5 * 1024**3); print('held', flush=True); input()"
+
+
+def test_an_objective_may_use_memory_of_the_card_it_was_given(fake_nvml, device):
+    """As the objectives of other tests do, in the child of a whole worker."""
+    env = dict(os.environ) | device.child_env() | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-c", HOLD]
+    process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    assert device.read().process_bytes == {process.pid: 5 * GIB}
+    process.communicate("\n")
+    assert device.read().used_bytes == 0
 
 
 def test_memory_may_come_back_late_or_never(fake_nvml, device):

@@ -82,6 +82,15 @@ def test_an_unknown_trial_runs_alone_with_all_there_is(card):
     )
 
 
+def test_nothing_joins_it_when_a_stranger_makes_room(card):
+    card.strangers_bytes = 10 * GIB
+    card.look()
+    card.start("1", None)
+    card.strangers_bytes = 0
+    card.pass_time(70)
+    assert not card.start("2", GIB).granted
+
+
 def test_an_unknown_trial_waits_for_an_idle_device(card):
     card.start("1", GIB)
     assert not card.start("2", None).granted

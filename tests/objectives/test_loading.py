@@ -1,4 +1,4 @@
-"""In the child: the objective that was submitted, or a refusal; and a notebook's functions are found where pickle looks."""
+"""In the child: the objective that was submitted, or a refusal; a notebook's functions are found where pickle looks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ print(json.dumps(out))
 
     found = json.loads(done.stdout)
     return [
-        (ObjectiveRef.from_json(reference), None if body is None else base64.b64decode(body)) for reference, body in found
+        (ObjectiveRef.from_json(reference), None if body is None else base64.b64decode(body))
+        for reference, body in found
     ]
 
 
@@ -173,7 +174,8 @@ def test_each_trial_starts_from_scratch(driver: ChildDriver) -> None:
     """Nothing of one trial is left in the next: another process, and not a fork of this one."""
     target = driver.module(
         "import os\nSEEN = []\ndef objective(trial):\n    SEEN.append(trial.number)\n"
-        "    trial.set_user_attr('facts', [os.getpid(), len(SEEN), open('/proc/self/cmdline').read()])\n    return 1.0\n"
+        "    trial.set_user_attr('facts', [os.getpid(), len(SEEN), open('/proc/self/cmdline').read()])\n"
+        "    return 1.0\n"
     )
     facts: list[Any] = []
     for _ in range(3):

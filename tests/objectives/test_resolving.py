@@ -34,7 +34,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "def none(): return 1.0\n"
         "partly = functools.partial(two, data=1)\n"
         "value = 3\n"
-        "class Holder:\n    def __call__(self, trial): return 1.0\n    @staticmethod\n    def inner(trial): return 2.0\n"
+        "class Holder:\n    def __call__(self, trial): return 1.0\n"
+        "    @staticmethod\n    def inner(trial): return 2.0\n"
         "instance = Holder()\n"
         "try:\n    import nothing_like_this\nexcept ImportError:\n    def fallback(trial): return 1.0\n"
     )
@@ -97,14 +98,14 @@ def test_a_wrong_name_is_refused_with_what_is_wrong(package: Path, target: str, 
 
 def test_a_file_that_is_no_python_is_refused_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("def objective(trial)\n    return 1\n")
-    with pytest.raises(ObjectiveError, match="not valid Python.*line 1"):
+    with pytest.raises(ObjectiveError, match=r"not valid Python.*line 1"):
         resolve(f"{tmp_path / 'bad.py'}:objective")
 
 
 def test_an_import_that_raises_is_told_at_submit(tmp_path: Path) -> None:
     """Only where the source alone cannot tell what the name is."""
     (tmp_path / "raising.py").write_text("from helper_not_there import objective\n")
-    with pytest.raises(ObjectiveError, match="ModuleNotFoundError.*helper_not_there"):
+    with pytest.raises(ObjectiveError, match=r"ModuleNotFoundError.*helper_not_there"):
         resolve(f"{tmp_path / 'raising.py'}:objective")
 
 
@@ -164,7 +165,9 @@ def test_a_captured_data_set_is_refused_with_its_name_and_sizes() -> None:
     def objective(trial: Any) -> float:
         return float(data.sum())
 
-    with pytest.raises(ObjectiveError, match=r"takes 7\.6 MiB bundled, over the limit of 1\.0 MiB; .*'data' with 7\.6 MiB"):
+    with pytest.raises(
+        ObjectiveError, match=r"takes 7\.6 MiB bundled, over the limit of 1\.0 MiB; .*'data' with 7\.6 MiB"
+    ):
         resolve(objective, bundle_limit_bytes=1024**2)
 
 

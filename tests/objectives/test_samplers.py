@@ -63,7 +63,7 @@ def test_every_sampler_of_optuna_travels(sampler: samplers.BaseSampler) -> None:
 def test_every_pruner_of_optuna_travels(pruner: pruners.BasePruner) -> None:
     opened = open_pruner(dump_pruner(pruner))
     assert type(opened) is type(pruner)
-    assert {key for key in vars(opened)} == {key for key in vars(pruner)}
+    assert set(vars(opened)) == set(vars(pruner))
 
 
 def test_nothing_given_is_optunas_default() -> None:

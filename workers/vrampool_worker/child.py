@@ -1,8 +1,8 @@
 """The process of one trial, started by a worker as ``python -m vrampool_worker.child``.
 
 The fresh interpreter splits in two at once: the keeper (`keeper`) stays above, and the process that runs the trial
-(`trial_process`) goes on below it. Until then nothing but that may be imported: the split is a fork, and stands in for an
-exec only while this process is as good as new.
+(`trial_process`) goes on below it. Until then nothing but that may be imported: the split is a fork, and stands in for
+an exec only while this process is as good as new.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ class EventKind(StrEnum):
     RECAPPED = "recapped"  #: answer to a recap: the cap that holds now. {cap_bytes, freed_bytes}
     OUTCOME = "outcome"  #: how the objective ended; the process only cleans up after it. `Outcome` fields
     MISBEHAVED = "misbehaved"  #: it sent what is no message of ours, and is being killed. {text}
-    LOG_OVERFLOW = "log_overflow"  #: it printed more than is kept; the middle is left out from now on. Once. {kept_bytes}
-    EXITED = "exited"  #: the trial's process is gone; no OUTCOME after this. {exit_code, signal, max_rss_bytes}: each or None
+    LOG_OVERFLOW = "log_overflow"  #: it printed more than is kept; from now on the middle is left out. {kept_bytes}
+    EXITED = "exited"  #: the trial's process is gone; no OUTCOME after this. {exit_code, signal, max_rss_bytes} or None
     GONE = "gone"  #: nothing of its tree lives: the memory can be expected back. Log whole, all closed; the last one
 
 

@@ -1,5 +1,8 @@
 """The memory of one trial as its own process keeps it: its cap, what it holds, and the seeds set beside."""
 
+# Not pathlib here: it takes longer to import than all of this may.
+# ruff: noqa: PTH123
+
 from __future__ import annotations
 
 import os
@@ -15,7 +18,7 @@ from vrampool_worker.import_hooks import after_import
 if TYPE_CHECKING:
     from vrampool_worker.torch_runtime import TorchRuntime
 
-#: RLIMIT_DATA counts what is reserved, stacks and arenas included, and not what is touched: so much lies between the two.
+#: RLIMIT_DATA counts what is reserved, stacks and arenas too, and not what is touched: so much lies between the two.
 DATA_SLACK_BYTES = 256 * MIB
 #: Of all processes of this host the kernel shall take a trial first, never a worker or a database.
 OOM_SCORE_ADJ = 800
@@ -107,10 +110,7 @@ class TrialMemory:
 
     def sample(self) -> MemorySample:
         """Return what is held now, for the outcome."""
-        if self._torch is not None:
-            fields = self._torch.sample().to_json()
-        else:
-            fields = {"cap_bytes": self._cap_bytes}
+        fields = {"cap_bytes": self._cap_bytes} if self._torch is None else self._torch.sample().to_json()
         return MemorySample.from_json({**fields, "num_ooms_handled": self._ooms_handled})
 
 

@@ -56,7 +56,7 @@ class _Finder:
 
     def _hang_onto(self, spec: ModuleSpec, name: str) -> None:
         loader = spec.loader
-        if not hasattr(loader, "exec_module") or not hasattr(loader, "__dict__"):
+        if loader is None or not hasattr(loader, "exec_module") or not hasattr(loader, "__dict__"):
             return
         execute = loader.exec_module
 

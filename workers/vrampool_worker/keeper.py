@@ -11,6 +11,9 @@ The keeper is the fresh interpreter that the worker has started. It forks the tr
 imported or any thread exists, so the trial starts as clean as by an exec, and 8 MiB are all that a keeper holds.
 """
 
+# Not pathlib here: it takes longer to import than all of this may.
+# ruff: noqa: PTH106
+
 from __future__ import annotations
 
 import os
@@ -22,8 +25,8 @@ from types import FrameType
 from vrampool_worker import process_tree
 
 _BLOCKED = {signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP}
-#: Pauses between two rounds over processes that were killed and are not gone yet. A process stuck in the driver may stay
-#: for ever; then so does the keeper, and the worker sees that memory is not coming back.
+#: Pauses between two rounds over processes that were killed and are not gone yet. One that is stuck in the driver may
+#: stay for ever; then so does the keeper, and the worker sees that memory is not coming back.
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.25
 

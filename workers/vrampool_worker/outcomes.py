@@ -98,7 +98,8 @@ def _text_of(error: BaseException) -> str:
 def _memory_fault(error: BaseException) -> MemoryFault | None:
     for cause in _causes(error):
         kind = type(cause)
-        fault = classify(kind.__qualname__, kind.__module__, [_qualified(base) for base in kind.__mro__], _text_of(cause))
+        bases = [_qualified(base) for base in kind.__mro__]
+        fault = classify(kind.__qualname__, kind.__module__, bases, _text_of(cause))
         if fault is not None:
             return fault
     return None

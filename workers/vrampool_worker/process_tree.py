@@ -1,5 +1,8 @@
 """The processes below a process: walked and ended. Linux only, and light: a keeper forks with this imported."""
 
+# Not pathlib here: it takes longer to import than all of this may.
+# ruff: noqa: PTH110, PTH123, PTH208
+
 from __future__ import annotations
 
 import ctypes
@@ -12,8 +15,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
-#: Programs that clean up after the process that started them and then end by themselves: killed at once they would leave
-#: shared memory behind that outlives everybody.
+#: Programs that clean up after the process that started them and then end by themselves: killed at once they would
+#: leave shared memory behind that outlives everybody.
 _TIDY = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 TIDY_S = 0.5
 

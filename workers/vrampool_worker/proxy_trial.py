@@ -1,7 +1,7 @@
 """The trial as the objective sees it. The real one lives in the worker; this one asks it, and knows Optuna's manners.
 
 It imports Optuna only where a caller must get one of Optuna's own objects (`distributions`, a `FrozenTrial`), and is a
-virtual subclass of `optuna.Trial` as soon as the objective has imported Optuna itself: integrations and type checks ask.
+virtual subclass of `optuna.Trial` once the objective has imported Optuna itself: integrations and type checks ask.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class ProxyTrial:
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
     ) -> float:
-        asked = {"low": _plain(low), "high": _plain(high), "step": None if step is None else _plain(step), "log": bool(log)}
+        asked_step = None if step is None else _plain(step)
+        asked = {"low": _plain(low), "high": _plain(high), "step": asked_step, "log": bool(log)}
         return float(self._suggest("suggest_float", name, asked))
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:

@@ -11,7 +11,7 @@ from types import FrameType
 
 
 class Stopped(BaseException):
-    """Raised once in the objective when the trial is asked to end. No `Exception`, so that a bare retry loop lets it by."""
+    """Raised once in the objective when the trial is asked to end. No `Exception`: retry loops let it by."""
 
 
 class StopGate:
@@ -48,7 +48,7 @@ class StopGate:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep the exception back for as long as this lasts. Signals reach the main thread alone, others need no gate."""
+        """Keep the exception back while this lasts. Signals reach the main thread alone; others need no gate."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -129,7 +129,7 @@ class TorchRuntime:
             allowed = 1.0 if self._cap_bytes is None else min(1.0, self._cap_bytes / self._total_or_device())
             if isinstance(fraction, float) and fraction > allowed:
                 warnings.warn(
-                    f"set_per_process_memory_fraction({fraction}) is more than this trial's lease; {allowed:.4f} is kept",
+                    f"set_per_process_memory_fraction({fraction}) is more than this trial's lease: {allowed:.4f} holds",
                     stacklevel=3,
                 )
                 fraction = allowed
@@ -207,7 +207,7 @@ class TorchRuntime:
             self._wake.clear()
             try:
                 self._turn()
-            except Exception as error:  # a device that is lost: the objective gets its own error, the worker sees it too
+            except Exception as error:  # a device that is lost: the objective gets its own error
                 print(f"vrampool: memory cannot be read: {error}", file=sys.stderr)
                 return
 

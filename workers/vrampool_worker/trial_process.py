@@ -1,7 +1,7 @@
 """The life of a trial's process: get ready, wait for the trial, run it, say how it ended, leave.
 
-READY is told as soon as the modules asked for are imported; what only the trial itself needs is imported between that and
-the trial's arrival (`trial_run`), so that neither waits for the other.
+READY is told as soon as the modules asked for are imported; what only the trial itself needs is imported between that
+and the trial's arrival (`trial_run`), so that neither waits for the other.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """The trial itself, in its own process: set what must hold, load the objective, call it, judge how it ended."""
 
+# Not pathlib here: it takes longer to import than all of this may.
+# ruff: noqa: PTH103, PTH118
+
 from __future__ import annotations
 
 import hashlib  # noqa: F401  needed by the loader, and slow: imported while nobody waits

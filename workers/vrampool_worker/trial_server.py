@@ -43,7 +43,7 @@ class TrialServer:
             "should_prune": self._should_prune,
             "set_user_attr": self._set_user_attr,
             "set_constraint": self._set_constraint,
-            "relative_params": lambda: self._trial.relative_params,  # type: ignore[attr-defined]
+            "relative_params": lambda: self._trial.relative_params,
             "best_trial": lambda: frozen_to_json(self._study.best_trial),
             "best_trials": lambda: [frozen_to_json(trial) for trial in self._study.best_trials],
             "trials": self._trials,

@@ -59,7 +59,8 @@ class _Sink:
 
 def _write(value: Any, sink: _Sink) -> Exception | None:
     try:
-        cloudpickle.Pickler(sink, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+        pickler: Any = cloudpickle.Pickler  # untyped
+        pickler(sink, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     except Exception as error:  # TypeError, PicklingError, RecursionError, or whatever a __reduce__ raises
         return error
     return None

@@ -1,5 +1,8 @@
 """The process that runs the trial: from a reference to the function. Imports little, for it is part of the start."""
 
+# Not pathlib here: it takes longer to import than all of this may.
+# ruff: noqa: PTH113, PTH123
+
 from __future__ import annotations
 
 import importlib

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import hashlib
+import importlib
 import inspect
 import os
 import platform
