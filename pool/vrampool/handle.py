@@ -207,7 +207,12 @@ class Handle:
                 yield trial
 
     def call_back(self, callbacks: Sequence[Callback], study: optuna.Study, trial: FrozenTrial) -> None:
-        """Call the user's callbacks for one trial; `study.stop()` in one of them stops this submission."""
+        """Call the user's callbacks for one trial; `study.stop()` in one of them stops this submission.
+
+        As in Optuna they are not called for the trial whose exception ends the study.
+        """
+        if retries.uncaught(trial, self.spec) is not None:
+            return
         for callback in callbacks:
             with _in_optimize_loop(study):
                 callback(study, copy.deepcopy(trial))

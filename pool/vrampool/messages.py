@@ -151,8 +151,8 @@ class ChildStart(_Message):
 
     @classmethod
     def from_json(cls, raw: Any) -> Self:
-        message = _from_json(cls, raw)
-        return dataclasses.replace(message, objective=ObjectiveRef.from_json(message.objective))
+        message: Self = _from_json(cls, raw)
+        return dataclasses.replace(message, objective=ObjectiveRef.from_json(message.objective))  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)
@@ -227,8 +227,8 @@ class SubmissionSpec(_Message):
 
     @classmethod
     def from_json(cls, raw: Any) -> Self:
-        message = _from_json(cls, raw)
-        return dataclasses.replace(message, objective=ObjectiveRef.from_json(message.objective))
+        message: Self = _from_json(cls, raw)
+        return dataclasses.replace(message, objective=ObjectiveRef.from_json(message.objective))  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,9 @@ def no_experimental_warnings() -> Iterator[None]:
 def pool(own_settings: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePool]:
     """The pool that these tests share: four trials at once."""
     maker = PoolMaker(lambda: tmp_path_factory.mktemp("parity"))
-    yield maker(spares=2)
+    made = maker(spares=2)
+    made.device()  # its worker is there
+    yield made
     maker.close()
 
 

@@ -136,7 +136,7 @@ def read_study(trial):
     trial.set_user_attr("attrs", study.user_attrs)
     trial.set_user_attr("metric_names", study.metric_names)
     trial.set_user_attr("kinds", [type(study.sampler).__name__, type(study.pruner).__name__])
-    trial.set_user_attr("seen", [(other.number, other.state.name, other.values) for other in study.trials])
+    trial.set_user_attr("seen", [[other.number, other.state.name, other.values] for other in study.trials])
     trial.set_user_attr("best", study.best_value if trial.number else None)
     return float(trial.number)
 

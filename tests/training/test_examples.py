@@ -104,6 +104,7 @@ def test_optimizer_steps_are_counted_whoever_takes_them(name, epochs, steps, tol
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(not pool_is_built(), reason="the pool is not complete yet")
 def test_the_example_runs_in_a_pool(name, tmp_path, pool_env):
     load(name)
@@ -112,5 +113,5 @@ def test_the_example_runs_in_a_pool(name, tmp_path, pool_env):
         *("--trials", "2", "--gpu", "cpu", "--direction", "minimize" if name in MINIMISED else "maximize"),
     ]
     env = {**os.environ, **pool_env}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=110, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240, env=env)
     assert done.returncode == 0, done.stdout + done.stderr

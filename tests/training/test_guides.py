@@ -37,10 +37,11 @@ def test_the_side_without_the_pool_runs(page, script, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(not pool_is_built(), reason="the pool is not complete yet")
 @pytest.mark.parametrize(("page", "script"), WITH_POOL, ids=name)
 def test_the_side_with_the_pool_runs(page, script, tmp_path, pool_env):
-    done = run_blocks(scripts_of(page)[script], tmp_path, env=pool_env)
+    done = run_blocks(scripts_of(page)[script], tmp_path, env=pool_env, timeout_s=240)
     assert done.returncode == 0, done.stderr
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from training.blocks import run_blocks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 pytest.importorskip("torch")
 
 OBJECTIVES = '''
@@ -52,7 +52,7 @@ with vrampool.Pool() as pool:
 
 def run(name: str, folder: Path, env: dict[str, str]) -> list[dict]:
     (folder / "objectives.py").write_text(OBJECTIVES)
-    done = run_blocks([SCRIPT.format(name=name)], folder, env=env)
+    done = run_blocks([SCRIPT.format(name=name)], folder, env=env, timeout_s=240)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

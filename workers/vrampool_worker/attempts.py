@@ -61,6 +61,7 @@ class Attempt:
     measured_source: str = ""
     sample: MemorySample = field(default_factory=MemorySample)
     steps: int = 0
+    released: bool = False  #: the memory was seen back, or given up
     exclusive: bool = False  #: its lease still is the whole device
     reported: bool = False
     ending: Ending | None = None  #: set when this worker decides to end it

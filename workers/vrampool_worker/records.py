@@ -52,7 +52,7 @@ class Chronicle:
             reason,
             offer.free_bytes // (16 * 1024**2),
             offer.idle,
-            tuple(item.lease_id for item in running),
+            tuple((item.lease_id, item.reported and not item.exclusive) for item in running),
             tuple((item.job_id, item.execution_id) for item in loop.attempts.values()),
             tuple(loop.refused),
         )
@@ -78,12 +78,13 @@ class Chronicle:
             RunningTrial(
                 study=item.ticket.study_name,
                 number=item.ticket.number,
-                lease_bytes=max(item.lease_at_end_bytes, 0),
+                lease_bytes=item.lease_at_end_bytes,
                 measured_bytes=loop.ledger.measured(item.lease_id),
                 since=item.started_epoch_s or time.time(),
+                peak_bytes=(loop.memory.peak(item) or None) if item.reported else None,
             )
             for item in loop.attempts.values()
-            if item.stage is not Stage.CLOSED and item.lease_at_end_bytes >= 0
+            if item.stage is not Stage.CLOSED and not item.released
         )
         return WorkerRecord(
             name=loop.name,
@@ -129,7 +130,7 @@ class Chronicle:
                     "measured_bytes": loop.ledger.measured(item.lease_id),
                 }
                 for item in loop.attempts.values()
-                if item.lease_at_end_bytes >= 0
+                if not item.released
             ],
         }
         self._write(lambda: loop.port.add_sample(loop.device.id, sample))

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any
 from optuna.exceptions import UpdateFinishedTrialError
 
 from vrampool.messages import ChildStart, EndKind, MemorySample, Outcome
-from vrampool.units import format_bytes
 from vrampool_worker.attempts import Attempt, Stage
 from vrampool_worker.children import Child, Event, EventKind
 from vrampool_worker.desk import Opened
-from vrampool_worker.devices import DeviceReading
 from vrampool_worker.settlement import Conclusion, Place, conclude
 from vrampool_worker.trial_server import describe_error
 
@@ -51,7 +49,7 @@ class Runner:
         attempt.handed_at_s = time.monotonic()
         attempt.started_epoch_s = time.time()
         attempt.stage = Stage.RUNNING
-        attempt.cap_bytes = self._cap(attempt)
+        attempt.cap_bytes = loop.memory.cap(attempt)
         self._attempts[child] = attempt
         attempt.log_path = self._log_path(attempt)
         child.begin(self._message(attempt, opened), opened.bundle, Path(attempt.log_path))
@@ -74,15 +72,6 @@ class Runner:
             sample_interval_s=self._loop.settings.sample_s,
             catch_oom=opened.spec.oom == "auto",
         )
-
-    def _cap(self, attempt: Attempt) -> int | None:
-        """Return what the child itself is held to: the lease less what the driver takes beside torch's allocator."""
-        loop = self._loop
-        if loop.device.kind == "cuda":
-            return max(attempt.lease_bytes - loop.ledger.overhead_bytes, 0)
-        # A lease that may yet grow must not be a wall that cannot be moved back: then the readings watch it.
-        declared = attempt.spec is not None and attempt.spec.vram != "auto"
-        return attempt.lease_bytes if declared else loop.ledger.budget_bytes
 
     def _log_path(self, attempt: Attempt) -> str:
         study = "".join(char if char.isalnum() or char in "-_." else "_" for char in attempt.ticket.study_name)
@@ -150,6 +139,7 @@ class Runner:
             self._call(attempt, data)
         elif kind is EventKind.SAMPLE:
             attempt.sample = MemorySample.from_json(data)
+            self._loop.memory.on_sample(attempt)
         elif kind is EventKind.STEP:
             self._stepped(attempt, int(data.get("steps", 0)))
         elif kind is EventKind.OUTCOME:
@@ -161,6 +151,7 @@ class Runner:
             attempt.max_rss_bytes = data.get("max_rss_bytes")
 
     def _started(self, attempt: Attempt, data: Mapping[str, Any]) -> None:
+        self._loop.ledger.confirm_started(attempt.lease_id)
         attempt.started_at_s = time.monotonic()
         attempt.spawn_s = round(attempt.child.preload_s, 3) if attempt.child is not None and not attempt.spare else 0.0
         limit_s = attempt.spec.trial_timeout_s if attempt.spec is not None else None
@@ -201,70 +192,6 @@ class Runner:
         if steps >= 20 and not attempt.reported:
             attempt.reported = True
             self._loop.sampler.read_soon()
-
-    # ---- memory --------------------------------------------------------------------------------------
-
-    def on_reading(self, reading: DeviceReading, measured: Mapping[str, int | None], now_s: float) -> None:
-        """Take a reading of the device: peaks, ends of exclusivity, leases outgrown, memory given back."""
-        loop = self._loop
-        for attempt in list(loop.attempts.values()):
-            held = measured.get(attempt.lease_id)
-            if held is not None and held > attempt.measured_peak_bytes:
-                attempt.measured_peak_bytes = held
-                attempt.measured_source = "nvml" if loop.device.kind == "cuda" else "pss"
-            if attempt.stage is Stage.RUNNING:
-                if attempt.exclusive and attempt.reported:
-                    self._end_exclusivity(attempt, now_s)
-                self._watch_lease(attempt, held, now_s)
-            elif attempt.stage in (Stage.ENDED, Stage.TOLD) and attempt.lease_at_end_bytes >= 0:
-                self._try_release(attempt, reading, now_s)
-
-    def peak(self, attempt: Attempt) -> int:
-        """Return the most an attempt was seen to hold so far, in bytes; 0 when nothing has seen it yet."""
-        if self._loop.device.kind == "cuda" and attempt.sample.max_torch_reserved_bytes:
-            return attempt.sample.max_torch_reserved_bytes + self._loop.ledger.overhead_bytes
-        return attempt.measured_peak_bytes
-
-    def _end_exclusivity(self, attempt: Attempt, now_s: float) -> None:
-        peak = self.peak(attempt)
-        if not peak or attempt.child is None:
-            return
-        decision = self._loop.ledger.report_first(attempt.lease_id, peak, now_s)
-        attempt.exclusive = False
-        attempt.lease_at_end_bytes = decision.lease_bytes
-        self._loop.keepers_changed()
-        if self._loop.device.kind == "cuda":
-            attempt.cap_bytes = max(decision.lease_bytes - self._loop.ledger.overhead_bytes, 0)
-            attempt.child.recap(attempt.cap_bytes)
-        _log.info("%s: %s", attempt.label, decision.reason)
-        self._loop.wake()
-
-    def _watch_lease(self, attempt: Attempt, held: int | None, now_s: float) -> None:
-        """Let a lease grow before it must fail; on the CPU stop a trial that has outgrown it."""
-        loop = self._loop
-        if held is None or attempt.exclusive or attempt.child is None or attempt.ending is not None:
-            return
-        declared = attempt.spec is not None and attempt.spec.vram != "auto"
-        if not declared and held > 0.9 * attempt.lease_at_end_bytes:
-            decision = loop.ledger.grow(attempt.lease_id, int(held * 1.25), now_s)
-            if decision.granted:
-                attempt.lease_at_end_bytes = decision.lease_bytes
-                attempt.lease_bytes = max(attempt.lease_bytes, decision.lease_bytes)
-                loop.keepers_changed()
-                if loop.device.kind == "cuda":
-                    attempt.cap_bytes = max(decision.lease_bytes - loop.ledger.overhead_bytes, 0)
-                    attempt.child.recap(attempt.cap_bytes)
-        if loop.device.kind == "cpu" and loop.ledger.over(attempt.lease_id):
-            text = f"held {format_bytes(held)}, more than its lease of {format_bytes(attempt.lease_at_end_bytes)}"
-            self.end(attempt, EndKind.OOM, text, ask=False)
-
-    def _try_release(self, attempt: Attempt, reading: DeviceReading, now_s: float) -> None:
-        release = self._loop.ledger.settle(attempt.lease_id, reading, now_s)
-        if release is not None:
-            attempt.lease_at_end_bytes = -1
-            self._loop.chronicle.released(attempt, release, reading)
-            self._loop.wake()
-            self._close_if_done(attempt)
 
     # ---- settling ------------------------------------------------------------------------------------
 
@@ -325,10 +252,11 @@ class Runner:
         if self._loop.stop_after_trials is not None and self._loop.finished_trials >= self._loop.stop_after_trials:
             self._loop.request_stop()
         self._loop.chronicle.told(attempt, conclusion)
-        self._close_if_done(attempt)
+        self.close_if_done(attempt)
 
-    def _close_if_done(self, attempt: Attempt) -> None:
-        if attempt.stage is Stage.TOLD and attempt.lease_at_end_bytes < 0:
+    def close_if_done(self, attempt: Attempt) -> None:
+        """Forget an attempt that is told and whose memory is back."""
+        if attempt.stage is Stage.TOLD and attempt.released:
             attempt.stage = Stage.CLOSED
             self._loop.attempts.pop(attempt.lease_id, None)
             self._loop.wake()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal as signals
 from dataclasses import dataclass
 
-from vrampool.memory.verdicts import MemoryFault, MemoryKind, VerdictNumbers, judge
+from vrampool.memory.verdicts import MemoryFault, VerdictNumbers, judge
 from vrampool.messages import AttemptFacts, EndKind, Outcome, OutcomeKind, Verdict
 from vrampool.units import format_bytes
 from vrampool_worker.attempts import Attempt
@@ -144,13 +144,7 @@ def _end(attempt: Attempt, place: Place, peak: int | None) -> _End:
 
 def _oom_end(attempt: Attempt, place: Place, text: str, outcome: Outcome | None, peak: int | None) -> _End:
     memory = outcome.memory if outcome is not None else {}
-    fault = MemoryFault(
-        kind=MemoryKind.HOST if memory.get("device") == "host" else MemoryKind.CUDA,
-        asked_bytes=memory.get("asked_bytes"),
-        allowed_bytes=memory.get("allowed_bytes"),
-        free_bytes=memory.get("free_bytes"),
-        in_use_bytes=memory.get("in_use_bytes"),
-    )
+    fault = MemoryFault.from_dict(memory)
     numbers = VerdictNumbers(
         lease_bytes=attempt.lease_bytes,
         used_bytes=peak,

@@ -1,4 +1,4 @@
-"""One worker process per device, started again when it dies. `python -m vrampool_worker.supervisor` or `vrampool worker`."""
+"""One worker process per device, started again when it dies: `vrampool worker`, or this module with `-m`."""
 
 from __future__ import annotations
 

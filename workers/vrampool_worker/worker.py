@@ -25,6 +25,7 @@ from vrampool_worker.desk import NotOpened, Opened, StudyDesk
 from vrampool_worker.devices import Blind, Device, DeviceReading, Sampler
 from vrampool_worker.lanes import Inbox, Lane, Timers
 from vrampool_worker.ledger import Ledger
+from vrampool_worker.memory_watch import MemoryWatch
 from vrampool_worker.queue_port import QueuePort
 from vrampool_worker.records import Chronicle
 from vrampool_worker.running import Runner
@@ -92,6 +93,7 @@ class WorkerLoop:
         self._selector.register(inbox, selectors.EVENT_READ, lambda _mask: inbox.run())
         self.spares = SpareShelf(spawn, self._watch_child, settings.spares)
         self.runner = Runner(self)
+        self.memory = MemoryWatch(self)
         self.chronicle = Chronicle(self)
         self.sampler = Sampler(
             device,
@@ -349,13 +351,13 @@ class WorkerLoop:
         self.reading = reading
         now_s = time.monotonic()
         by_lease = {
-            attempt.lease_id: measured[attempt.child.keeper_pid]
+            attempt.lease_id: self.memory.fill_in(attempt, measured[attempt.child.keeper_pid])
             for attempt in self.attempts.values()
             if attempt.child is not None and attempt.child.keeper_pid in measured
         }
         before = self.ledger.offer(now_s)
         self.ledger.observe(reading, by_lease, now_s)
-        self.runner.on_reading(reading, by_lease, now_s)
+        self.memory.on_reading(reading, by_lease, now_s)
         after = self.ledger.offer(now_s)
         if after.free_bytes > before.free_bytes or after.idle != before.idle:
             self.wake()

@@ -253,9 +253,17 @@ class Coordinator:
         tenders = [tender for tender in self._in_order() if tender.may_create()]
         if not tenders:
             return
+        records = self._registry.workers()
+        for tender in tenders:
+            tender.running_peaks = {
+                item.number: item.peak_bytes
+                for record in records
+                for item in record.running
+                if item.study == tender.spec.study_name and item.peak_bytes
+            }
         rooms = [
             Room(record.device_id, record.free_bytes, not record.running, record.slots - len(record.running))
-            for record in self._registry.workers()
+            for record in records
             if record.state == "ready"
         ]
         waiting = [

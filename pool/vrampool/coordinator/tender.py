@@ -92,6 +92,7 @@ class Tender:
         self._points = StartingPoints(catalog, spec)
         self._trials: Sequence[FrozenTrial] = ()
         self.largest_bytes = 0
+        self.running_peaks: dict[int, int] = {}  #: by trial number: what running trials of the study were seen to hold
 
     def _sampler(self) -> optuna.samplers.BaseSampler:
         """Open the sampler. A study's first one begins as in Optuna; whoever comes later must not repeat its points."""
@@ -140,7 +141,7 @@ class Tender:
     def _learn(self, trial: FrozenTrial) -> None:
         facts = attempt_of(trial)
         if facts is not None and facts.peak_bytes:
-            censored = facts.end not in (EndKind.COMPLETE,) or facts.num_alloc_retries > 0
+            censored = facts.end not in (EndKind.COMPLETE, EndKind.PRUNED) or facts.num_alloc_retries > 0
             self._peaks.append(PastPeak(facts.peak_bytes, censored, dict(trial.params)))
 
     def _finished(self, trial: FrozenTrial) -> list[Ticket]:
@@ -294,7 +295,8 @@ class Tender:
         return self._ticket(self._storage.get_trial_number_from_id(trial_id), trial_id, size.request_bytes)
 
     def _size(self, params: dict[str, Any]) -> Request:
-        return next_request(self.spec.vram, self._peaks, params=params)
+        running = [PastPeak(peak_bytes, censored=False) for peak_bytes in self.running_peaks.values()]
+        return next_request(self.spec.vram, [*self._peaks, *running], params=params)
 
     def _ticket(self, number: int, trial_id: int, request_bytes: int | None) -> Ticket:
         return Ticket(

@@ -27,6 +27,7 @@ class RunningTrial:
     lease_bytes: int
     measured_bytes: int | None  #: None: not measured
     since: float  #: seconds since the epoch
+    peak_bytes: int | None = None  #: the most it was seen to hold; only once it has reported, so has been once around
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Self:
