@@ -152,7 +152,7 @@ class ChildStart(_Message):
     @classmethod
     def from_json(cls, raw: Any) -> Self:
         message: Self = _from_json(cls, raw)
-        return dataclasses.replace(message, objective=ObjectiveRef.from_json(message.objective))  # type: ignore[type-var]
+        return dataclasses.replace(message, objective=ObjectiveRef.from_json(message.objective))
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class SubmissionSpec(_Message):
     @classmethod
     def from_json(cls, raw: Any) -> Self:
         message: Self = _from_json(cls, raw)
-        return dataclasses.replace(message, objective=ObjectiveRef.from_json(message.objective))  # type: ignore[type-var]
+        return dataclasses.replace(message, objective=ObjectiveRef.from_json(message.objective))
 
 
 @dataclass(frozen=True)
@@ -269,6 +269,8 @@ class AttemptFacts(_Message):
     run_s: float | None = None
     spare: bool = False  #: ran in a spare that was waiting
     steps: int = 0
+    hints: tuple[str, ...] = ()  #: advice the trial's process gave, a sentence each
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mro", tuple(self.mro))
+        object.__setattr__(self, "hints", tuple(self.hints))

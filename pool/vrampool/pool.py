@@ -235,7 +235,8 @@ class Pool:
         Args:
             n_jobs: Trials at once; None or -1: as many as fit.
             gc_after_trial: Taken and not needed: each trial has its own process.
-            options: Further arguments of `submit`, such as `vram` or `trial_timeout_s`.
+            options: Further arguments of `submit`, such as `vram` or `trial_timeout_s`; with `sampler` or `pruner` an
+                import path can be named where the study's own object is of a class that cannot travel.
 
         Raises:
             ObjectiveFailedError: the objective raised an exception that `catch` does not name; an instance of that
@@ -250,8 +251,8 @@ class Pool:
             return  # as Optuna: nothing is asked for, so nothing is done
         if n_jobs is not None and n_jobs != -1:
             options.setdefault("max_concurrent_trials", n_jobs)
-        wanted = {"n_trials": n_trials, "timeout": timeout, "catch": tuple(read_kinds(catch)), **options}
-        wanted |= {"sampler": study.sampler, "pruner": study.pruner}
+        wanted = {"n_trials": n_trials, "timeout": timeout, "catch": read_kinds(catch)}
+        wanted |= {"sampler": study.sampler, "pruner": study.pruner, **options}
         self.check(objective, **wanted)  # before the study is copied
         self._open()
         link = mirror.link(self, study)

@@ -18,7 +18,7 @@ import optuna
 from optuna.trial import TrialState
 
 from vrampool.errors import InputError, MessageError, VrampoolError
-from vrampool.messages import EndKind, SubmissionSpec, Ticket
+from vrampool.messages import AttemptFacts, EndKind, SubmissionSpec, Ticket
 from vrampool.objectives.random_states import WORKER, RandomStates
 from vrampool.objectives.samplers import open_pruner, open_sampler
 from vrampool.settings import Settings
@@ -68,7 +68,6 @@ class NotOpened:
 
     reason: str
     refuse: bool = False
-    told: bool = False  #: the trial was told FAIL, for nobody can run it
 
 
 class _Study(optuna.Study):
@@ -134,13 +133,13 @@ class StudyDesk:
         try:
             spec = self._spec(row)
         except MessageError as error:
-            return NotOpened(f"the submission is refused: {error}")
+            return self._refuse(ticket, f"the submission is refused: {error}", at_s)
         reason = self._can_run(spec)
         if reason is not None:
             return NotOpened(reason, refuse=True)
         bundle = self._bundle(spec)
         if isinstance(bundle, NotOpened):
-            return bundle
+            return self._refuse(ticket, bundle.reason, at_s)
         try:
             study, states = self._study(spec)
         except InputError as error:  # a sampler or pruner that cannot be imported here
@@ -155,6 +154,13 @@ class StudyDesk:
         seed = zlib.crc32(f"{spec.seed}:{ticket.number}".encode())
         body, signature = bundle if bundle is not None else (None, None)
         return Opened(spec, server, server.snapshot(), str(request.get("reason", "")), body, signature, seed)
+
+    def _refuse(self, ticket: Ticket, reason: str, at_s: float) -> NotOpened:
+        """Fail a trial that no worker can run, with the reason, where its people look."""
+        if claim(self._storage, ticket.trial_id, self._worker, at_s=at_s):
+            facts = AttemptFacts(end=EndKind.REFUSED, worker=self._worker, text=reason)
+            fail_running(self._storage, ticket.trial_id, {ATTEMPT: facts.to_json()})
+        return NotOpened(reason)
 
     def _spec(self, row: SubmissionRow) -> SubmissionSpec:
         if row.id not in self._specs:

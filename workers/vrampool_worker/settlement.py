@@ -103,6 +103,7 @@ def conclude(attempt: Attempt, place: Place) -> Conclusion:
         run_s=run_s,
         spare=attempt.spare,
         steps=attempt.steps,
+        hints=tuple(attempt.hints[:8]),
     )
     over = None
     if end.infeasible:
@@ -136,7 +137,7 @@ def _end(attempt: Attempt, place: Place, peak: int | None) -> _End:
     if outcome.kind == OutcomeKind.VALUE:
         return _End(EndKind.COMPLETE, values=outcome.values, by_objective=True)
     if outcome.kind == OutcomeKind.PRUNED:
-        return _End(EndKind.PRUNED, by_objective=True)
+        return _End(EndKind.PRUNED, outcome.text, by_objective=True)
     if outcome.kind == OutcomeKind.OOM:
         return _oom_end(attempt, place, outcome.text, outcome, peak)
     return _End(EndKind.FAILED, _describe(outcome), by_objective=True)

@@ -86,6 +86,8 @@ def why(study_name: str, number: int, **given: Any) -> int:
         )
         if facts.text:
             print(facts.text)
+        for hint in facts.hints:
+            print(f"hint: {hint}")
         if facts.log:
             print(f"its output: {facts.log} on {facts.host}")
         return 0
