@@ -5,13 +5,15 @@ The local pool keeps its Valkey, coordinator and worker supervisor so; the super
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
 import signal
+import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 _log = logging.getLogger("vrampool.processes")
@@ -38,6 +40,43 @@ def keep_secrets() -> None:
     readable again.
     """
     _LIBC.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+class ServiceManager:
+    """systemd, where it started this process with `Type=notify`; elsewhere everything here does nothing.
+
+    Args:
+        env: Environment to take the variables out of: what is started below must not speak for us.
+    """
+
+    def __init__(self, env: MutableMapping[str, str] | None = None) -> None:
+        env = os.environ if env is None else env
+        address = env.pop("NOTIFY_SOCKET", "")
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        for name in ("WATCHDOG_USEC", "WATCHDOG_PID"):
+            env.pop(name, None)
+        self._is_ready = False
+
+    @property
+    def listens(self) -> bool:
+        return bool(self._address)
+
+    def alive(self, status: str) -> None:
+        """Say that the loop turns, and with the first call that the service is ready. Call it about every second."""
+        ready = [] if self._is_ready else ["READY=1"]
+        self._is_ready = True
+        self._tell(*ready, "WATCHDOG=1", f"STATUS={' '.join(status.split())}")
+
+    def stopping(self) -> None:
+        """Say that the end has begun: it may take as long as the trials have to finish."""
+        self._tell("STOPPING=1")
+
+    def _tell(self, *lines: str) -> None:
+        if not self._address:
+            return
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
+            datagrams.setblocking(False)
+            datagrams.sendto("\n".join(lines).encode(), self._address)
 
 
 class KeptProcess:

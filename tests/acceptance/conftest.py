@@ -24,11 +24,18 @@ def own_settings() -> Iterator[None]:
 
 
 @pytest.fixture(scope="package")
-def pool(own_settings: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePool]:
-    """The pool that most tests share. It ends with this folder's last test."""
+def shared_pool(own_settings: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePool]:
+    """It ends with this folder's last test."""
     maker = PoolMaker(lambda: tmp_path_factory.mktemp("shared"))
     yield maker()
     maker.close()
+
+
+@pytest.fixture
+def pool(shared_pool: LivePool) -> Iterator[LivePool]:
+    """The pool that most tests share. What a test that failed has left in it is ended before the next one."""
+    yield shared_pool
+    shared_pool.clear()
 
 
 @pytest.fixture

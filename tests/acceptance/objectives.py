@@ -296,13 +296,15 @@ def hold_then_meet(trial):
         if len(list(folder.glob("*.here"))) >= 2:
             (folder / "met").touch()
         time.sleep(0.01)
+    time.sleep(0.3)  # so that a reading sees what it holds
     own.unlink()
     return float(len(held))
 
 
-def allocate_declared(trial):
-    """Need 150 MiB of what Python asks the system for."""
+def hold_more(trial):
+    """Hold 150 MiB of what Python asks the system for, long enough for a reading."""
     held = hold(150 * 1024**2)
+    time.sleep(1)
     return float(len(held))
 
 
@@ -310,16 +312,19 @@ def allocate_for_ever(trial):
     held = []
     while True:
         held.append(hold(16 * 1024**2))
+        time.sleep(0.01)
 
 
-def map_beyond_lease(trial):
-    """Hold 200 MiB that no limit of the process counts: shared memory, as data loaders use it."""
+def allocate_at_once(trial):
+    return float(len(bytearray(2 * 1024**3)))
+
+
+def map_shared(trial):
+    """Hold shared memory, as data loaders use it; no limit of a process counts it."""
     import mmap
 
-    held = mmap.mmap(-1, 200 * 1024**2)
+    held = mmap.mmap(-1, int(os.environ["MAP_MIB"]) * 1024**2)
     for start in range(0, len(held), 4096):
         held[start] = 1
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        time.sleep(0.01)
+    time.sleep(1)
     return 1.0

@@ -21,7 +21,7 @@ from vrampool.errors import ObjectiveError
 OBJECTIVES = Path(__file__).with_name("objectives.py")
 
 CELL = """
-import os, sys
+import os
 import vrampool
 
 SCALE = 3
@@ -46,7 +46,7 @@ def run_script(pool: LivePool, folder: Path, source: str, how: str = "file", **e
         input="" if how == "file" else source,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=40,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -55,9 +55,9 @@ def run_script(pool: LivePool, folder: Path, source: str, how: str = "file", **e
 @pytest.mark.parametrize("how", ["file", "typed"])
 def test_an_objective_of_a_script_or_notebook_runs_where_nobody_has_its_source(pool: LivePool, tmp_path, how):
     """A11: what it refers to comes with it; the trial runs in another folder."""
-    source = CELL + 'print(vrampool.Pool().submit(objective, 1, study_name=sys.argv[-1] and "cell-" + os.environ["HOW"]).wait().study_name)\n'
-    name = run_script(pool, tmp_path, source, how, HOW=how).strip()
-    trial = only(pool.pool.attach(name))
+    source = CELL + 'vrampool.Pool().submit(objective, 1, study_name="cell-" + os.environ["HOW"]).wait()'
+    run_script(pool, tmp_path, source, how, HOW=how)
+    trial = only(pool.pool.attach(f"cell-{how}"))
     assert (trial.state, trial.value) == (TrialState.COMPLETE, 3.0)
     assert trial.user_attrs["cwd"] != str(tmp_path)
     check_invariants(pool)
@@ -75,10 +75,10 @@ def waiting(trial):
     return objective(trial)
 pool = vrampool.Pool()
 gate = os.environ["GATE"]
-first = pool.submit(waiting, 3, max_concurrent_trials=1, study_name="before", env={"GATE": gate})
+first = pool.submit(waiting, 3, vram="200MiB", max_concurrent_trials=1, study_name="before", env={"GATE": gate})
 def helper(x):
     return 100.0 * x
-second = pool.submit(objective, 1, study_name="after").wait()
+second = pool.submit(objective, 1, vram="200MiB", study_name="after").wait()
 open(gate, "w").close()
 first.wait()
 """

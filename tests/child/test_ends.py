@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 from support.child_driver import ChildDriver, Story, alive, wait_for
 
-from vrampool_worker.children import EventKind
+from vrampool_worker.children import EventKind, clear_scratch
+from vrampool_worker.process_tree import children_of
 
 SLEEPER = "import time; time.sleep(600)"
 
@@ -206,6 +208,43 @@ def test_the_scratch_directory_is_removed(driver: ChildDriver) -> None:
     folder = Path(story.log.strip())
     assert folder.is_relative_to(driver.settings.state_dir)
     wait_for(lambda: not folder.exists())
+
+
+def test_scratch_of_workers_that_are_gone_is_cleared(driver: ChildDriver) -> None:
+    """A keeper that was killed could not do it itself."""
+    folder = driver.settings.state_dir / "scratch"
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait()
+    for name in (f"{gone.pid}-1", f"{os.getpid()}-99", "notes"):
+        (folder / name / "deep").mkdir(parents=True)
+    clear_scratch(driver.settings.state_dir)
+    assert sorted(path.name for path in folder.iterdir()) == sorted([f"{os.getpid()}-99", "notes"])
+
+
+def test_a_spawn_that_fails_leaves_nothing_behind(driver: ChildDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No descriptor and no process, at whichever step descriptors ran out."""
+    before = sorted(os.listdir("/proc/self/fd"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, before))
+    failures = 0
+    for room in range(1, 12):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + room, limits[1]))
+        try:
+            driver.spawn()
+        except OSError:
+            failures += 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        if not driver.stories:
+            assert sorted(os.listdir("/proc/self/fd")) == before
+    assert failures >= 5
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pidfd_open", lambda pid: (_ for _ in ()).throw(OSError("no more")))
+        descriptors, children = os.listdir("/proc/self/fd"), children_of(os.getpid())
+        with pytest.raises(OSError, match="no more"):
+            driver.spawn()
+        assert os.listdir("/proc/self/fd") == descriptors
+        assert children_of(os.getpid()) == children
 
 
 def test_a_spare_is_used_once_and_ends_when_it_is_not_needed(driver: ChildDriver) -> None:

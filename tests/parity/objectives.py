@@ -158,3 +158,25 @@ def wait_for_file(trial):
         time.sleep(0.02)
         assert time.monotonic() < end_s
     return float(trial.number)
+
+
+def look(trial):
+    """Something for every sampler and pruner to do, and what the trial sees of them."""
+    import optuna
+
+    trial.set_user_attr("kinds", [type(trial.study.sampler).__name__, type(trial.study.pruner).__name__])
+    x = trial.suggest_float("x", 0, 1, step=0.5)
+    trial.suggest_int("n", 1, 2)
+    trial.suggest_categorical("kind", ["a", "b"])
+    for step in range(3):
+        trial.report(x, step)
+        if trial.should_prune():
+            raise optuna.TrialPruned
+    return x
+
+
+def chance(trial):
+    import random
+
+    trial.suggest_float("x", 0, 1)
+    return random.random()

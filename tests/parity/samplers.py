@@ -16,7 +16,18 @@ class Middle(optuna.samplers.RandomSampler):
     """Always proposes the middle."""
 
     def sample_independent(self, study, trial, name, distribution):
-        return (distribution.low + distribution.high) / 2
+        choices = getattr(distribution, "choices", None)
+        return choices[0] if choices else (distribution.low + distribution.high) // 2 or 0.5
+
+
+class Noting(optuna.samplers.RandomSampler):
+    """Writes on each trial how many finished and how many unfinished ones it was asked for beside."""
+
+    def before_trial(self, study, trial):
+        if "noted" not in trial.system_attrs:
+            states = [other.state for other in study._storage.get_all_trials(study._study_id, deepcopy=False)]
+            noted = [sum(state.is_finished() for state in states), sum(not state.is_finished() for state in states)]
+            study._storage.set_trial_system_attr(trial._trial_id, "noted", noted)
 
 
 class AtSecondStep(optuna.pruners.BasePruner):

@@ -199,7 +199,7 @@ def test_it_says_what_optuna_says(pool: LivePool) -> None:
     text = "\n".join(lines)
     assert "Trial 3 finished with value: 1.0" in text and "Best is trial 3" in text
     assert "Trial 1 pruned. no hope" in text
-    assert "Trial 4 failed" in text and "of type dict" in text
+    assert "Trial 4 failed" in text and "of type list" in text
 
 
 class _Collecting(logging.Handler):

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -107,6 +106,13 @@ class LivePool:
         """Wait until nothing runs and every lease is back."""
         until(lambda: all(not device.running for device in self.devices()), what="an idle pool", timeout_s=40)
 
+    def clear(self) -> None:
+        """End every submission that has not ended."""
+        for handle in self.pool.handles():
+            if not handle.progress().final:
+                handle.cancel("left by a test")
+                handle.wait(30)
+
     def logs(self) -> str:
         """Return the ends of what the pool's processes wrote."""
         parts = []
@@ -133,7 +139,8 @@ class PoolMaker:
         folder = self.folders()
         pool = vrampool.Pool(state_dir=folder / "state", **{**FAST, **settings})
         made = LivePool(pool, folder)
-        with variables({"PYTHONPATH": str(PROBE), "VRAMPOOL_TEST_PROBE": str(folder), **(env or {})}):
+        path = os.pathsep.join([str(PROBE), *filter(None, [os.environ.get("PYTHONPATH")])])
+        with variables({"PYTHONPATH": path, "VRAMPOOL_TEST_PROBE": str(folder), **(env or {})}):
             pool.__enter__()
         self.pools.append(made)
         living.append(made)
@@ -259,8 +266,3 @@ def processes_of(folder: Path) -> list[str]:
         if process.pid != os.getpid() and any(str(folder) in word for word in words):
             found.append(f"{process.pid} {' '.join(_cmdline(process))}")
     return found
-
-
-def now() -> float:
-    """Seconds of the monotonic clock; for how long something took."""
-    return time.monotonic()

@@ -27,6 +27,7 @@ import vrampool
 from vrampool.coordinator import Coordinator
 from vrampool.messages import Outcome, OutcomeKind, Ticket
 from vrampool.queueing import Offer, Registry, WorkerRecord, connect
+from vrampool.queueing.names import Names
 from vrampool.settings import load_settings
 from vrampool.signing import load_secret
 from vrampool.storage import open_storage
@@ -189,6 +190,7 @@ class SteppedPool:
         self._workers = workers, slots
         self.now = 0.0
         self.began: list[tuple[float, int]] = []  #: time and number of each trial that began
+        self.most_at_once = 0
         open_storage(storage, create_schema=True).close()
         self.coordinator = self.start_coordinator()
         self.workers = [SteppedWorker(self.settings, f"w{index}", slots) for index in range(workers)]
@@ -199,6 +201,11 @@ class SteppedPool:
         connection = connect(self.settings.redis, role="test")
         storage = open_storage(self.settings.storage, create_schema=False)
         return Coordinator(self.settings, connection, storage, load_secret(self.settings, create=False))
+
+    def restart_coordinator(self) -> None:
+        """The coordinator dies between two looks; another one takes over."""
+        connect(self.settings.redis or "", role="test").delete(Names(self.settings.pool).leader)
+        self.coordinator = self.start_coordinator()
 
     def submit(self, objective: Objective, n_trials: int | None = None, **options: Any) -> vrampool.Handle:
         """Submit; nothing runs before `drive`."""
@@ -223,11 +230,15 @@ class SteppedPool:
             assert idle < STUCK_TURNS, f"nothing moves: {handles}, waiting {self.pool.queue()}"
 
     def turn(self, lasts: Callable[[FrozenTrial], float] | None = None) -> bool:
-        """Let the coordinator look once, start what can be started, and end the trial that ends next."""
-        for worker in self.workers:
-            worker.tell_registry()
-        self.coordinator.turn()
-        started = self._start(lasts)
+        """Start what can be started now, then let time pass to the end of the trial that ends next."""
+        started = False
+        while True:
+            for worker in self.workers:
+                worker.tell_registry()
+            self.coordinator.turn()
+            if not self._start(lasts):
+                break
+            started = True
         return self._end_next() or started
 
     def _start(self, lasts: Callable[[FrozenTrial], float] | None) -> bool:
@@ -243,6 +254,7 @@ class SteppedPool:
                 ends_at = self.now + (lasts(trial) if lasts else 1.0)
                 heapq.heappush(worker.running, _Running(ends_at, next(self._order), attempt, execution_id))
                 started = True
+        self.most_at_once = max(self.most_at_once, sum(len(worker.running) for worker in self.workers))
         return started
 
     def _end_next(self) -> bool:

@@ -41,6 +41,8 @@ class Pulse(Protocol):
 
     def beat(self, held: Held) -> Heard: ...
 
+    def news(self, held: Held) -> None: ...
+
 
 class Beat:
     """Beats every `interval_s`, and sooner when the main loop has news for the coordinator.
@@ -59,6 +61,7 @@ class Beat:
         self, pulse: Pulse, held: Held, *, interval_s: float, ttl_s: float, on_heard: Callable[[Heard], None]
     ) -> None:
         self.held = held  #: replaced by the main loop
+        self.last_s = time.monotonic()  #: when Redis last took a beat
         self._pulse = pulse
         self._interval_s = interval_s
         self._ttl_s = ttl_s
@@ -100,13 +103,19 @@ class Beat:
         self._thread.join(2.0)
 
     def _run(self) -> None:
-        last_s = time.monotonic()
+        self.last_s = due_s = time.monotonic()
         away_since_s: float | None = None
         while not self._stopped.is_set():
             self._news.clear()
             now_s = time.monotonic()
-            was_away = now_s - last_s > self._ttl_s
+            was_away = now_s - self.last_s > self._ttl_s
             try:
+                if now_s < due_s:  # between two beats the coordinator is told what changed, and no more
+                    self._pulse.news(self.held)
+                    self._news.wait(max(0.0, due_s - time.monotonic()))
+                    self._stopped.wait(self.NEWS_S)
+                    continue
+                due_s = now_s + self._interval_s
                 with self._beating:
                     heard = self._pulse.beat(self._living())
                 if away_since_s is not None:
@@ -114,11 +123,12 @@ class Beat:
                     away_since_s = None
                 if was_away:
                     heard = Heard(heard.lost, heard.largest_budget_bytes, heard.suspended, True)
-                last_s = now_s
+                self.last_s = now_s
                 self._on_heard(heard)
-                self._news.wait(self._interval_s)
+                self._news.wait(max(0.0, due_s - time.monotonic()))
                 self._stopped.wait(self.NEWS_S)
             except TransientRedisError as error:
+                due_s = now_s
                 if away_since_s is None:
                     away_since_s = now_s
                     _log.warning("%s; running trials go on", error)

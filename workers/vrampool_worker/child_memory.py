@@ -18,8 +18,10 @@ from vrampool_worker.import_hooks import after_import
 if TYPE_CHECKING:
     from vrampool_worker.torch_runtime import TorchRuntime
 
-#: RLIMIT_DATA counts what is reserved, stacks and arenas too, and not what is touched: so much lies between the two.
-DATA_SLACK_BYTES = 256 * MIB
+#: RLIMIT_DATA counts what is reserved, and not what is touched. Between the two lie, with NumPy and a CUDA build of
+#: torch loaded, 254 MiB, and 46 MiB more for each further thread (stack, arena, buffers; measured with 1 to 16).
+DATA_SLACK_BYTES = 320 * MIB
+DATA_SLACK_PER_THREAD_BYTES = 64 * MIB
 #: Of all processes of this host the kernel shall take a trial first, never a worker or a database.
 OOM_SCORE_ADJ = 800
 
@@ -35,6 +37,13 @@ def volunteer_for_oom() -> None:
         pass
 
 
+def data_slack_bytes() -> int:
+    """Return what RLIMIT_DATA must leave beyond the cap, for the threads that libraries will start in this process."""
+    text = os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(text) if text.isdigit() else len(os.sched_getaffinity(0))
+    return DATA_SLACK_BYTES + max(0, threads - 1) * DATA_SLACK_PER_THREAD_BYTES
+
+
 class TrialMemory:
     """Sets the cap before user code runs, changes it on the worker's word, and reads what is held.
 
@@ -48,6 +57,7 @@ class TrialMemory:
         self._cap_bytes = start.cap_bytes
         self._torch: TorchRuntime | None = None
         self._ooms_handled = 0
+        self._slack_bytes = data_slack_bytes()
 
     def begin(self) -> tuple[int | None, str]:
         """Set the cap; return it and what enforces it, in words."""
@@ -62,12 +72,12 @@ class TrialMemory:
 
     def _limit_data(self, cap_bytes: int, *, hard: bool) -> int:
         """Set RLIMIT_DATA and return the cap in force. What was once lowered hard can never rise above it again."""
-        limit_bytes = cap_bytes + DATA_SLACK_BYTES
+        limit_bytes = cap_bytes + self._slack_bytes
         _, ceiling = resource.getrlimit(resource.RLIMIT_DATA)
         if ceiling != resource.RLIM_INFINITY:
             limit_bytes = min(limit_bytes, ceiling)
         resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes if hard else ceiling))
-        return limit_bytes - DATA_SLACK_BYTES
+        return limit_bytes - self._slack_bytes
 
     def _on_torch(self) -> None:
         """Take torch in hand, at hand-over or at the end of its import."""

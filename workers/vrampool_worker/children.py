@@ -26,12 +26,9 @@ Only the main thread may spawn: a keeper is ended when the *thread* that started
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import selectors
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,15 +37,17 @@ from typing import Any
 
 from vrampool.errors import MessageError
 from vrampool.framing import encode, encode_bytes
-from vrampool.messages import CHILD_MODULE, ChildFrame, ChildStart, MemorySample, Outcome
+from vrampool.messages import ChildFrame, ChildStart, Outcome
 from vrampool.settings import Settings
 from vrampool_worker import orphans, process_tree
 from vrampool_worker.child_control import ControlIntake
 from vrampool_worker.child_events import Event, EventKind
+from vrampool_worker.child_frames import to_event
 from vrampool_worker.child_intake import FrameIntake, OutputIntake
+from vrampool_worker.child_launch import Launched, clear_scratch, launch, scratch_folder
 from vrampool_worker.child_log import ChildLog
 
-__all__ = ["Child", "Event", "EventKind", "spawn"]
+__all__ = ["Child", "Event", "EventKind", "clear_scratch", "spawn"]
 
 #: After its outcome a child has so long for threads, exit handlers and its own exit; it bounds itself to less.
 EXIT_S = 15.0
@@ -78,43 +77,11 @@ def spawn(
     Raises:
         OSError: no process, descriptor or memory is left; nothing stays behind.
     """
-    scratch = settings.state_dir / "scratch" / f"{os.getpid()}-{next(_numbers)}"
+    scratch = scratch_folder(settings.state_dir) / f"{os.getpid()}-{next(_numbers)}"
     keepers = orphans.of_this_process()
-    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-        frames, their_frames = _socketpair(ours, theirs)
-        control, their_control = _socketpair(ours, theirs)
-        output, their_output = os.pipe2(os.O_CLOEXEC)
-        ours.callback(os.close, output)
-        theirs.callback(os.close, their_output)
-        fds = (their_frames.fileno(), their_control.fileno())
-        # -P: a file of the worker's directory must not stand in for a module of the standard library.
-        command = [python, "-P", "-m", CHILD_MODULE, *map(str, fds), str(os.getpid()), str(scratch), ",".join(modules)]
-        process = subprocess.Popen(
-            command,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=their_output,
-            stderr=their_output,
-            pass_fds=fds,
-            process_group=0,  # Ctrl-C at the worker's terminal is the worker's
-        )
-        ours.callback(_end, process)
-        life = os.pidfd_open(process.pid)
-        ours.pop_all()  # all is well: from here on the child closes them itself
-    keepers.keep(process.pid)
-    return Child(process, (frames, control, output, life), ChildLog(settings.log_bytes))
-
-
-def _socketpair(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
-    mine, other = socket.socketpair()
-    ours.callback(mine.close)
-    theirs.callback(other.close)
-    return mine, other
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
+    launched = launch(environment, modules, str(scratch), python)
+    keepers.keep(launched.process.pid)
+    return Child(launched, ChildLog(settings.log_bytes))
 
 
 class Child:
@@ -128,10 +95,8 @@ class Child:
         log: What it prints.
     """
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], ends: tuple[socket.socket, socket.socket, int, int], log: ChildLog
-    ) -> None:
-        self.keeper_pid = process.pid
+    def __init__(self, launched: Launched, log: ChildLog) -> None:
+        self.keeper_pid = launched.process.pid
         self.pid: int | None = None
         self.preload_s = 0.0
         self.outcome: Outcome | None = None
@@ -140,9 +105,8 @@ class Child:
         self.begun_at_s: float | None = None
         self.exited = False
         self.gone = False
-        self._process = process
-        self._started_ticks = process_tree.started_at(process.pid) or 0
-        self._ends = ends
+        self._launched = launched
+        self._started_ticks = process_tree.started_at(launched.process.pid) or 0
         self._closed = True  #: until it is registered
         self._overflow_told = False
         self._log_due = False
@@ -164,13 +128,13 @@ class Child:
             on_event: Called from within those calls and from timers.
             at: ``at(when_s, call)`` has the loop make a call at a time of the monotonic clock.
         """
-        frames, control, output, life = self._ends
+        ends = self._launched
         self._closed = False
         self._on_event = on_event
         self._at = at
-        self._frames = FrameIntake(frames, selector, self._on_frames)
-        self._output = OutputIntake(output, self.log, selector, self._on_output)
-        self._control = ControlIntake(control, life, selector, self._on_control, self._on_keeper_end)
+        self._frames = FrameIntake(ends.frames, selector, self._on_frames)
+        self._output = OutputIntake(ends.output_fd, self.log, selector, self._on_output)
+        self._control = ControlIntake(ends.control, ends.pidfd, selector, self._on_control, self._on_keeper_end)
 
     # ---- orders --------------------------------------------------------------------------------------
 
@@ -291,9 +255,9 @@ class Child:
         found: list[Event] = []
         try:
             for frame in frames:
-                event = self._understand(frame)
-                if event is not None:
-                    found.append(event)
+                if self.outcome is None:  # threads that outlive the objective may go on talking
+                    found.append(to_event(frame))
+                    self._note(found[-1])
         except (MessageError, KeyError, TypeError, ValueError) as error:
             self._frames.mute()
             self.kill()
@@ -301,22 +265,12 @@ class Child:
             found.append(Event(EventKind.MISBEHAVED, {"text": text[:500]}))
         return found
 
-    def _understand(self, frame: dict[str, Any] | bytes) -> Event | None:
-        if isinstance(frame, bytes):
-            raise MessageError("a raw frame")
-        if self.outcome is not None:
-            return None  # threads that outlive the objective may go on talking
-        kind = EventKind(frame["t"])
-        check = _CHECKS.get(kind)
-        if check is None:
-            raise MessageError(f"a frame of kind {kind!r}")
-        data = check(frame)
-        if kind is EventKind.READY:
-            self.pid, self.preload_s = data["pid"], data["preload_s"]
-        elif kind is EventKind.OUTCOME:
-            self.outcome = Outcome.from_json(data)
+    def _note(self, event: Event) -> None:
+        if event.kind is EventKind.READY:
+            self.pid, self.preload_s = event.data["pid"], event.data["preload_s"]
+        elif event.kind is EventKind.OUTCOME:
+            self.outcome = Outcome.from_json(dict(event.data))
             self._at(time.monotonic() + EXIT_S, self.kill)
-        return Event(kind, data)
 
     # ---- how it ends ---------------------------------------------------------------------------------
 
@@ -342,25 +296,7 @@ class Child:
 
     def _reap(self) -> None:
         """Wait for the keeper, which may still be removing the scratch directory."""
-        if self._process.poll() is None:
+        if self._launched.process.poll() is None:
             self._at(time.monotonic() + _REAP_PAUSE_S, self._reap)
         else:
             orphans.of_this_process().forget(self.keeper_pid)
-
-
-def _started(frame: dict[str, Any]) -> dict[str, Any]:
-    cap_bytes = frame["cap_bytes"]
-    return {"cap_bytes": None if cap_bytes is None else int(cap_bytes), "cap_source": str(frame["cap_source"])}
-
-
-#: What each frame of a child must hold, checked and stripped of anything else.
-_CHECKS: dict[EventKind, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    EventKind.READY: lambda frame: {"pid": int(frame["pid"]), "preload_s": float(frame["preload_s"])},
-    EventKind.STARTED: _started,
-    EventKind.CALL: lambda frame: {"id": int(frame["id"]), "name": str(frame["name"]), "args": dict(frame["args"])},
-    EventKind.SAMPLE: lambda frame: MemorySample.from_json(frame).to_json(),
-    EventKind.STEP: lambda frame: {"steps": int(frame["steps"])},
-    EventKind.HINT: lambda frame: {"text": str(frame["text"])},
-    EventKind.RECAPPED: lambda frame: {name: int(frame[name]) for name in ("cap_bytes", "freed_bytes")},
-    EventKind.OUTCOME: lambda frame: Outcome.from_json(frame).to_json(),
-}

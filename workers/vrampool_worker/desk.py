@@ -251,12 +251,11 @@ class StudyDesk:
     def _tell_study(self, ticket: Ticket, spec: SubmissionSpec, conclusion: Conclusion) -> str:
         study, _ = self._study(spec)
         with self._storage.fresh():  # what is left of a grid depends on what others have told a moment ago
-            with self._storage.fresh():  # a grid that is done says so in tell, and must see the others' last trials
-                if conclusion.values is not None:
-                    told = study.tell(ticket.number, conclusion.values)
-                else:
-                    pruned = conclusion.facts.end == EndKind.PRUNED
-                    told = study.tell(ticket.number, state=TrialState.PRUNED if pruned else TrialState.FAIL)
+            if conclusion.values is not None:
+                told = study.tell(ticket.number, conclusion.values)
+            else:
+                pruned = conclusion.facts.end == EndKind.PRUNED
+                told = study.tell(ticket.number, state=TrialState.PRUNED if pruned else TrialState.FAIL)
         return str(told.state.name)
 
     def audit(self, tickets: Iterable[Ticket]) -> dict[str, str]:

@@ -80,9 +80,10 @@ class MemoryWatch:
     def _watch_lease(self, attempt: Attempt, held: int | None, now_s: float) -> None:
         """Let a lease grow before it must fail; on the CPU stop a trial that has outgrown it."""
         loop = self._loop
-        if held is None or attempt.exclusive or attempt.child is None or attempt.ending is not None:
+        if held is None or attempt.child is None or attempt.ending is not None:
             return
-        if not _declared(attempt) and held > _GROW_AT * attempt.lease_at_end_bytes:
+        may_grow = not (attempt.exclusive or _declared(attempt))  # one alone on its device has all there is
+        if may_grow and held > _GROW_AT * attempt.lease_at_end_bytes:
             decision = loop.ledger.grow(attempt.lease_id, int(held * _GROW_TO), now_s)
             if decision.lease_bytes != attempt.lease_at_end_bytes:
                 _log.info("%s: %s", attempt.label, decision.reason)

@@ -79,5 +79,5 @@ class QueuePort:
         self._history.add_release(release)
 
     def tell(self, event: dict[str, Any]) -> None:
-        """Wake the coordinator and whoever waits."""
+        """Tell everybody who listens."""
         self._events.publish(event)

@@ -177,9 +177,6 @@ class Chronicle:
         def work() -> None:
             loop.forget_job(attempt.job_id)
             loop.port.finish(attempt.job_id, execution_id, outcome, text, run_s)
-            loop.port.tell(
-                {"kind": "told", "submission": attempt.ticket.submission_id, "number": attempt.ticket.number}
-            )
 
         self._write(work, repeat=True)
 

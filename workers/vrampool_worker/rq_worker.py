@@ -34,6 +34,7 @@ from vrampool_worker.devices import Device, device_lock, find_devices
 from vrampool_worker.environment import child_environment
 from vrampool_worker.lanes import Inbox
 from vrampool_worker.ledger import Ledger
+from vrampool_worker.listener import Listener
 from vrampool_worker.queue_port import QueuePort
 from vrampool_worker.refusals import why_not
 from vrampool_worker.worker import WorkerLoop
@@ -85,7 +86,10 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
             self.bootstrap(logging_level or "WARNING")
             stack.callback(self.teardown)
             self._install_signal_handlers()
-            loop.listen(stack.enter_context(Events(twin(self.connection), settings.pool).subscribe()))
+            events = Events(twin(self.connection), settings.pool, signer).subscribe()
+            listener = Listener(loop, stack.enter_context(events), self._beat)
+            stack.callback(listener.close)
+            listener.start()
             self._beat.start()
             stack.callback(self._registry.remove, self.name)
             stack.callback(self._beat.stop)
@@ -218,7 +222,7 @@ class Pulse:
         if held.executions:
             ttl = self._worker.get_heartbeat_ttl(None)
             renew_executions(self._connection, settings.pool, name, held.executions, ttl)
-        self._registry.beat(dataclasses.replace(held.record, beat_at=time.time()), settings.lease_ttl_s)
+        self.news(held)
         self._rq_heartbeat(held.record)
         largest = None
         if self._beats % 5 == 0:
@@ -227,6 +231,10 @@ class Pulse:
         suspended = bool(is_suspended(self._connection)) if self._beats % 2 else self._was_suspended
         self._was_suspended = suspended
         return Heard(tuple(lost), largest, suspended)
+
+    def news(self, held: Held) -> None:
+        """Tell what the worker can take now. Round trips: 1."""
+        self._registry.beat(dataclasses.replace(held.record, beat_at=time.time()), self._settings.lease_ttl_s)
 
     _was_suspended = False
 

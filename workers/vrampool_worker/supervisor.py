@@ -12,7 +12,8 @@ import time
 from collections.abc import Sequence
 
 from vrampool.errors import DeviceConflictError, VrampoolError
-from vrampool.processes import RESTARTED, KeptProcess, end_with_parent, keep_secrets
+from vrampool.health import Verdict, look
+from vrampool.processes import RESTARTED, KeptProcess, ServiceManager, end_with_parent, keep_secrets
 from vrampool.settings import Settings, load_settings
 from vrampool_worker.devices import Device, device_lock, find_devices
 
@@ -35,6 +36,7 @@ class Supervisor:
         self._settings = settings
         self._stop_signals = 0
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._systemd = ServiceManager()
         env = dict(os.environ)
         self._workers = [
             KeptProcess(
@@ -55,7 +57,17 @@ class Supervisor:
             select.select([self._wake_r], [], [], TEND_S)
             for worker in self._workers:
                 worker.tend()
+            if self._systemd.listens:
+                self._tell_systemd()
+        self._systemd.stopping()
         return self._shut_down()
+
+    def _tell_systemd(self) -> None:
+        """Pass on that the workers live; systemd restarts all of it when one hangs."""
+        pids = {worker.pid for worker in self._workers}
+        signs: list[Verdict] = [verdict for verdict in look(self._settings.state_dir) if verdict.sign.pid in pids]
+        if all(verdict.alive for verdict in signs):
+            self._systemd.alive("; ".join(verdict.text for verdict in signs) or "starting")
 
     def _shut_down(self) -> int:
         asked = 0

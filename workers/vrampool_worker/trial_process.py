@@ -87,8 +87,7 @@ def _leave() -> NoReturn:
 
     watchdog = threading.Timer(LEAVE_S, os._exit, args=(0,))
     watchdog.daemon = True
-    watchdog.start()
-    for step in (_clean_torch, getattr(threading, "_shutdown", None), _run_exit_handlers):
+    for step in (watchdog.start, _clean_torch, getattr(threading, "_shutdown", None), _run_exit_handlers):
         try:
             if step is not None:
                 step()

@@ -16,7 +16,7 @@ from typing import Any
 
 from vrampool.errors import MessageError
 from vrampool.messages import EndKind, Ticket
-from vrampool.queueing import Offer, Subscription, Taken, TransientRedisError
+from vrampool.queueing import Offer, Taken, TransientRedisError
 from vrampool.settings import Settings
 from vrampool_worker.attempts import Attempt, Stage
 from vrampool_worker.beat import Heard, Held
@@ -83,6 +83,7 @@ class WorkerLoop:
         self.largest_budget_bytes = ledger.budget_bytes
         self.refused: dict[str, str] = {}
         self.reading: DeviceReading | None = None
+        self.paused: str | None = None  #: why, when a command paused it
         self.exit_code = 0
         self.finished_trials = 0
         self.stop_after_trials: int | None = None
@@ -103,7 +104,7 @@ class WorkerLoop:
             lambda blind: inbox.post(lambda: self._on_blind(blind)),
             limits=self._limits,
         )
-        self._connected = False
+        self.connected = False  #: the storage was opened
         self._taking = False
         self._wakes = 1
         self._tried_wakes = 0
@@ -118,9 +119,9 @@ class WorkerLoop:
         """Run until stopped and everything is settled."""
         self.storage_lane.submit(self.desk.connect, self._on_connected)
         self.sampler.start()
-        self._every(LOOK_S, self.wake)
-        self._every(AUDIT_S, self.audit)
-        self._every(self.settings.sample_s, lambda: self.chronicle.sample(time.time()))
+        self.every(LOOK_S, self.wake)
+        self.every(AUDIT_S, self.audit)
+        self.every(self.settings.sample_s, lambda: self.chronicle.sample(time.time()))
         while not self._finished:
             now_s = time.monotonic()
             for key, mask in self._selector.select(self.timers.wait_s(now_s, 1.0)):
@@ -128,7 +129,7 @@ class WorkerLoop:
                     key.data(mask)
             now_s = time.monotonic()
             self.timers.run(now_s)
-            if self._connected and not self._stop_requests:
+            if self.connected and not self._stop_requests:
                 self.spares.fill(now_s)
                 self._admit(now_s)
             self._publish()
@@ -142,7 +143,9 @@ class WorkerLoop:
         self.queue_lane.stop(5.0)
         self._selector.close()
 
-    def _every(self, pause_s: float, call: Callable[[], None]) -> None:
+    def every(self, pause_s: float, call: Callable[[], None]) -> None:
+        """Call back in this loop again and again."""
+
         def again() -> None:
             call()
             self.timers.at(time.monotonic() + pause_s, again)
@@ -155,7 +158,7 @@ class WorkerLoop:
             self.exit_code = getattr(error, "exit_code", 1)
             self.request_stop()
             return
-        self._connected = True
+        self.connected = True
 
     def stop_jobs(self, job_id: str | None) -> None:
         """End the trial of one job, or all; RQ's commands ask for it."""
@@ -179,23 +182,15 @@ class WorkerLoop:
 
     def _finish_if_done(self) -> None:
         idle = not self.attempts and not self._taking
-        if self.stop_when_empty and idle and self._connected and self._tried_wakes and not self._stop_requests:
+        if self.stop_when_empty and idle and self.connected and self._tried_wakes and not self._stop_requests:
             self.request_stop()
         if self._stop_requests and idle:
             self.spares.close()
             self._finished = not self.runner.children and self.chronicle.idle
 
-    def listen(self, events: Subscription) -> None:
-        """Look at the queue when something changed, and at what runs when a submission was cancelled."""
-
-        def heard(_mask: int) -> None:
-            found = events.read()
-            if any(event.get("state") == "cancelling" for event in found):
-                self.audit()
-            if found:
-                self.wake()
-
-        self._selector.register(events.fileno(), selectors.EVENT_READ, heard)
+    def watch(self, fd: int, call: Callable[[], None]) -> None:
+        """Call back in this loop whenever the descriptor is readable."""
+        self._selector.register(fd, selectors.EVENT_READ, lambda _mask: call())
 
     # ---- taking --------------------------------------------------------------------------------------
 
@@ -321,7 +316,7 @@ class WorkerLoop:
         for attempt in list(self.attempts.values()):
             if attempt.job_id in heard.lost:
                 self.runner.drop(attempt, "another worker holds its job: this one was silent for too long")
-        self.ledger.pause("suspended with `rq suspend`" if heard.suspended else None)
+        self.ledger.pause("suspended with `rq suspend`" if heard.suspended else self.paused)
         if heard.was_away:
             self.audit()
             self.wake()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Any
 
@@ -22,7 +21,7 @@ def status(study_name: str | None, as_json: bool, **given: Any) -> int:
     """Show devices, studies and waiting trials; with STUDY_NAME its trials too."""
     from rich.console import Console
 
-    from vrampool.cli.output import device_view, summary, trial_table
+    from vrampool.cli.output import device_view, summary, to_json, trial_table
 
     pool = running_pool(take_settings(given))
     devices, waiting = pool.devices(), pool.queue()
@@ -30,7 +29,7 @@ def status(study_name: str | None, as_json: bool, **given: Any) -> int:
     if as_json:
         studies = [summary(handle, wall_s=0.0) if study_name else _study(handle) for handle in handles]
         print(
-            json.dumps(
+            to_json(
                 {
                     "devices": [asdict(item) for item in devices],
                     "studies": studies,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -114,6 +116,21 @@ def summary(handle: Handle, *, wall_s: float) -> dict[str, Any]:
         "wall_s": round(wall_s, 2),
         "trials": [trial_record(trial) for trial in trials],
     }
+
+
+def to_json(content: Any) -> str:
+    """Write JSON in one line for any parser: numbers that JSON does not know, such as infinity, become their text."""
+    return json.dumps(_finite(content), allow_nan=False)
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, float) and not math.isfinite(content):
+        return str(content)
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_finite(value) for value in content]
+    return content
 
 
 def print_summary(found: dict[str, Any]) -> None:

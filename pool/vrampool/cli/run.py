@@ -94,7 +94,7 @@ def run(as_json: bool, **given: Any) -> int:
     """
     from optuna import logging as optuna_logging
 
-    from vrampool.cli.output import follow, print_summary, summary
+    from vrampool.cli.output import follow, print_summary, summary, to_json
 
     optuna_logging.set_verbosity(optuna_logging.WARNING)
     settings = take_settings(given)
@@ -114,7 +114,7 @@ def run(as_json: bool, **given: Any) -> int:
             raise
         found = summary(handle, wall_s=time.monotonic() - started)
     if as_json:
-        print(json.dumps(found))
+        print(to_json(found))
     else:
         print_summary(found)
     failed = found["state"] == "failed" or not found["counts"].get("COMPLETE")

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import socket
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from vrampool.cli.options import pool_options, take_settings
 from vrampool.errors import InputError
-from vrampool.processes import keep_secrets
+from vrampool.health import SignOfLife
+from vrampool.processes import ServiceManager, keep_secrets
+
+#: A turn may sample and read the whole study; one that is silent for longer hangs.
+STUCK_S = 60.0
 
 
 @click.command()
@@ -30,7 +37,8 @@ def coordinator(exit_when_idle: bool, **given: Any) -> int:
         record = StateDir(settings).read()
         if record is not None:
             raise InputError(
-                f"the local pool in {settings.state_dir} has a coordinator; name another pool with --redis and --storage"
+                f"the local pool in {settings.state_dir} has a coordinator; "
+                "name another pool with --redis and --storage"
             )
         raise InputError("a coordinator needs --redis URL and --storage URL (or VRAMPOOL_REDIS and VRAMPOOL_STORAGE)")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -39,8 +47,24 @@ def coordinator(exit_when_idle: bool, **given: Any) -> int:
     connection = connect(settings.redis, role="coordinator")
     storage = open_storage(settings.storage, create_schema=True)
     idle = settings.idle_exit_s if exit_when_idle and settings.idle_exit_s else None
-    loop = Coordinator(settings, connection, storage, signer, idle_exit_s=idle)
+    name = f"{socket.gethostname()}-{os.getpid()}"
+    sign = SignOfLife(settings.state_dir, "coordinator", "0", name=name, limit_s=STUCK_S)
+    systemd = ServiceManager()
+    show = _teller(sign, systemd)
+    loop = Coordinator(settings, connection, storage, signer, idle_exit_s=idle, show=show)
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda _signum, _frame: loop.stop())
-    loop.run()
+    try:
+        loop.run()
+    finally:
+        systemd.stopping()
+        sign.remove()
     return 0
+
+
+def _teller(sign: SignOfLife, systemd: ServiceManager) -> Callable[[str, str], None]:
+    def show(state: str, reason: str) -> None:
+        sign.show(state, ready=not reason, reason=reason)
+        systemd.alive(f"{state}: {reason}" if reason else state)
+
+    return show

@@ -17,7 +17,16 @@ from vrampool.coordinator.reaper import Reaper
 from vrampool.coordinator.tender import Tender
 from vrampool.errors import InputError, MessageError, UnreachableError
 from vrampool.messages import Ticket
-from vrampool.queueing import Events, JobQueue, Leadership, Liveness, Registry, StaleLeaderError, TransientRedisError
+from vrampool.queueing import (
+    Demand,
+    Events,
+    JobQueue,
+    Leadership,
+    Liveness,
+    Registry,
+    StaleLeaderError,
+    TransientRedisError,
+)
 from vrampool.settings import Settings
 from vrampool.signing import Signer, open_spec
 from vrampool.storage import (
@@ -36,6 +45,8 @@ _log = logging.getLogger("vrampool.coordinator")
 IDLE_S = 1.0
 #: Pause between two comparisons of waiting trials with the queue.
 RECONCILE_S = 2.0
+#: Pause between two looks at how large the largest device is.
+LARGEST_S = 5.0
 _LIVE_STATES = (SubmissionState.OPEN, SubmissionState.STOPPING, SubmissionState.CANCELLING, SubmissionState.FAILING)
 
 
@@ -48,6 +59,7 @@ class Coordinator:
         storage: The pool's Optuna storage.
         signer: Checks submissions, signs tickets.
         idle_exit_s: Return from `run` when there was nothing to do for so long; None: never.
+        show: Called about every second with a state and, where it cannot work, the reason; for signs of life.
     """
 
     def __init__(
@@ -58,6 +70,7 @@ class Coordinator:
         signer: Signer,
         *,
         idle_exit_s: float | None = None,
+        show: Callable[[str, str], None] = lambda _state, _reason: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
@@ -65,11 +78,13 @@ class Coordinator:
         self._signer = signer
         self._clock = clock
         self._idle_exit_s = idle_exit_s
+        self._show = show
         self._catalog = Catalog(storage)
         self.name = f"{socket.gethostname()}-{os.getpid()}"
         self._leadership = Leadership(connection, settings.pool, self.name)
         self._queue = JobQueue(connection, settings.pool, signer)
         self._registry = Registry(connection, settings.pool)
+        self._demand = Demand(connection, settings.pool)
         self._events = Events(connection, settings.pool)
         self._reaper = Reaper(Liveness(connection, settings.pool), ttl_s=settings.lease_ttl_s, beat_s=settings.beat_s)
         self._tenders: dict[str, Tender] = {}
@@ -79,6 +94,8 @@ class Coordinator:
         self._renewed_at_s = -1e9
         self._reconciled_at_s = -1e9
         self._reaped_at_s = -1e9
+        self._largest_at_s = -1e9
+        self._largest_bytes = 0
         self._busy_at_s = clock()
 
     def stop(self) -> None:
@@ -91,7 +108,9 @@ class Coordinator:
         with self._events.subscribe() as wake:
             while not self._stop:
                 try:
-                    if self.turn() and self._idle_for_long():
+                    leads = self.turn()
+                    self._show("leading" if leads else "standing by", "")
+                    if leads and self._idle_for_long():
                         _log.info("nothing to do for %.0f s: the coordinator ends", self._idle_exit_s)
                         break
                     pause_s = 0.2
@@ -102,6 +121,7 @@ class Coordinator:
                     self._tenders.clear()
                 except (TransientRedisError, TransientStorageError, StorageInternalError, UnreachableError) as error:
                     _log.warning("%s; the coordinator tries again in %.1f s", str(error).splitlines()[0], pause_s)
+                    self._show("waiting", str(error).splitlines()[0])
                     if isinstance(error, TransientRedisError):
                         self._reaper.forgive(self._clock())
                     time.sleep(pause_s)
@@ -114,6 +134,7 @@ class Coordinator:
         if not self._lead():
             return False
         self._step()
+        self._demand.tell(sum(tender.demand for tender in self._tenders.values()))
         return True
 
     def _pause_s(self) -> float:
@@ -133,6 +154,7 @@ class Coordinator:
             if self._epoch is None:
                 return False
             self._queue.lead(self._epoch)
+            self._demand.forget()
             self._renewed_at_s = now_s
             _log.info("%s leads with epoch %s", self.name, self._epoch)
         elif now_s - self._renewed_at_s > self._leadership.ttl_s / 4:
@@ -156,7 +178,10 @@ class Coordinator:
             return
         trials |= self._read(but=trials)
         now_s = self._clock()
-        largest = self._registry.largest_budget(time.time()) or 0
+        if now_s - self._largest_at_s > LARGEST_S:
+            self._largest_bytes = self._registry.largest_budget(time.time()) or 0
+            self._largest_at_s = now_s if self._largest_bytes else -1e9
+        largest = self._largest_bytes
         for tender in self._in_order():
             tender.largest_bytes = largest
             self._enqueue(tender.observe(trials[tender.study_id]), front=True)

@@ -18,7 +18,7 @@ from vrampool.memory.requests import PastPeak, Request, next_request
 from vrampool.messages import AttemptFacts, EndKind, SubmissionSpec, Ticket
 from vrampool.objectives.random_states import COORDINATOR, RandomStates
 from vrampool.objectives.samplers import open_pruner, open_sampler
-from vrampool.queueing import JobQueue
+from vrampool.queueing import Demand, JobQueue
 from vrampool.storage import (
     REQUEST,
     Catalog,
@@ -234,10 +234,22 @@ class Tender:
 
     def wants_more(self) -> bool:
         """True when more root trials are to come at all, now or later."""
+        return self._to_come() > 0
+
+    def _to_come(self) -> float:
         made = self.counted + self.live
         if self.spec.total is not None:
-            return made + retries.count_of_others(self._trials, self.id) < self.spec.total
-        return self.spec.n_trials is None or made < self.spec.n_trials
+            return self.spec.total - made - retries.count_of_others(self._trials, self.id)
+        return math.inf if self.spec.n_trials is None else self.spec.n_trials - made
+
+    @property
+    def demand(self) -> int:
+        """Trials that wait, run, or would be created if there were devices enough."""
+        if self.row.state != SubmissionState.OPEN:
+            return len(self._open)
+        limit = self.spec.max_concurrent_trials
+        more = min(self._to_come(), Demand.MOST if limit is None else limit - self.live)
+        return len(self._open) + max(0, int(more))
 
     def broken(self) -> str | None:
         """Return why the study should stop: exceptions outside `catch`, or the first trials failing alike."""

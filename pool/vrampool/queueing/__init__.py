@@ -6,6 +6,7 @@ the same functions again. Every key has an end, but for the jobs that wait.
 
 from vrampool.errors import StaleLeaderError
 from vrampool.queueing.connection import TransientRedisError, connect
+from vrampool.queueing.demand import Demand
 from vrampool.queueing.events import Events, Subscription
 from vrampool.queueing.executions import JobOutcome, begin, finish, give_back, renew
 from vrampool.queueing.history import History
@@ -17,6 +18,7 @@ from vrampool.queueing.registry import Registry, RunningTrial, WorkerRecord
 from vrampool.queueing.taking import Offer, Taken, discard, open_taken, put_back, take
 
 __all__ = [
+    "Demand",
     "Events",
     "History",
     "JobOutcome",

@@ -40,6 +40,7 @@ class Names:
         self.budgets = own + "budgets"  #: hash: device id -> bytes it may hold
         self.budgets_seen = own + "budgets:seen"  #: sorted set: device ids by when they were last there
         self.events = own + "events"  #: channel
+        self.demand = own + "demand"  #: list as long as there are trials to run; for autoscalers
         self.samples_prefix = own + "samples:"  #: + device id: ring of samples
         self.releases = own + "releases"  #: ring of releases
 

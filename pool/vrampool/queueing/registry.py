@@ -99,14 +99,10 @@ class Registry:
 
     @talks_to_redis
     def workers(self) -> list[WorkerRecord]:
-        """Return the records of live workers by name. Round trips: 2. One that cannot be read is left out."""
-        found: Any = self._connection.zrange(self._names.workers, 0, -1)
-        names = sorted(as_text(name) for name in found)
-        if not names:
-            return []
+        """Return the records of live workers by name. Round trips: 1. One that cannot be read is left out."""
         records = []
-        for body in self._connection.mget([self._names.worker_prefix + name for name in names]):
-            if body is None:  # its life ended, the set is cleaned by the others' beats
+        for body in run_script(self._connection, "workers", [self._names.workers], [self._names.worker_prefix]):
+            if not body:  # its life ended, the set is cleaned by the others' beats
                 continue
             try:
                 records.append(WorkerRecord.from_json(json.loads(body)))

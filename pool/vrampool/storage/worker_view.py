@@ -235,7 +235,8 @@ class WorkerView(StorageView):
         return snapshot
 
     def _with_own(self, study_id: int, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-        own = {held.trial.number: held.trial for held in self._held.values() if held.study_id == study_id}
+        # Copies: halving pruners read all trials, then write to the own one, and count it beside what they have read.
+        own = {held.trial.number: copy_trial(held.trial) for held in self._held.values() if held.study_id == study_id}
         if not own:
             return list(trials)
         merged = [own.pop(trial.number, trial) for trial in trials]
