@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ class Progress:
 
     state: str
     reason: str
-    wanted: int | None
+    wanted: int | None  #: root trials of this submission; None: as many as come until it is stopped
     finished: int
     running: int
     waiting: int
@@ -99,7 +99,12 @@ class Handle:
     @property
     def trials(self) -> list[FrozenTrial]:
         """All attempts of this submission, by number."""
-        trials = self._storage.get_all_trials(self.study._study_id, deepcopy=False)
+        return self._own_of(self._read_study())
+
+    def _read_study(self) -> list[FrozenTrial]:
+        return list(self._storage.get_all_trials(self.study._study_id, deepcopy=False))
+
+    def _own_of(self, trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
         return [trial for trial in trials if (mark := mark_of(trial)) is not None and mark.submission == self.id]
 
     @property
@@ -140,12 +145,16 @@ class Handle:
     def progress(self) -> Progress:
         """Return where the submission is now."""
         row = self._row()
-        trials = self.trials
+        study = self._read_study()
+        trials = self._own_of(study)
         finished = self.finished_roots(trials)
+        wanted = self.spec.n_trials
+        if self.spec.total is not None:
+            wanted = max(self.spec.total - retries.count_of_others(study, self.id), 0)
         return Progress(
             state=row.state,
             reason=row.reason or "",
-            wanted=self.spec.n_trials if self.spec.total is None else self.spec.total,
+            wanted=wanted,
             finished=len(finished),
             running=sum(trial.state == TrialState.RUNNING for trial in trials),
             waiting=sum(trial.state == TrialState.WAITING for trial in trials),

@@ -59,7 +59,11 @@ class Pool:
 
     def __enter__(self) -> Pool:
         self._owned = True
-        self._open()
+        try:
+            self._open()
+        except BaseException:
+            self.close()  # a pool that was started and cannot be used is not left behind
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -290,7 +294,9 @@ class Pool:
             )
 
     def _check_fits(self, spec: SubmissionSpec) -> None:
-        largest = self._registry.largest_budget(time.time())
+        largest = self._registry.largest_budget(time.time()) or 0
+        if self._local is not None:
+            largest = max(largest, self._local.record.largest_budget_bytes)
         if isinstance(spec.vram, int) and largest and spec.vram > largest:
             raise RequestError(
                 f"vram={format_bytes(spec.vram)} is more than the largest device of the pool may hold "

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import getpass
 import os
+import sys
 import tempfile
 import tomllib
 from collections.abc import Mapping
@@ -16,7 +17,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from vrampool.errors import SettingsError
+from vrampool.errors import RequestError, SettingsError
+from vrampool.units import parse_budget, parse_bytes
 
 PREFIX = "VRAMPOOL_"
 FILE_NAME = "vrampool.toml"
@@ -202,8 +204,19 @@ def _check(settings: Settings) -> None:
             raise SettingsError(f"{name} must not be negative, not {getattr(settings, name)}")
     if settings.max_trials is not None and settings.max_trials < 1:
         raise SettingsError(f"max_trials must be at least 1, not {settings.max_trials}")
+    _check_sizes(settings)
     if settings.objectives not in ("any", "import"):
         raise SettingsError(f"objectives must be 'any' or 'import', not {settings.objectives!r}")
+
+
+def _check_sizes(settings: Settings) -> None:
+    """See that the sizes can be read; whether a budget fits its device is seen where the device is."""
+    try:
+        parse_budget(settings.budget, sys.maxsize)
+        if settings.vram_total is not None:
+            parse_bytes(settings.vram_total, what="vram_total")
+    except RequestError as error:
+        raise SettingsError(str(error)) from None
 
 
 def hide_password(url: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from vrampool.errors import RequestError
@@ -59,9 +60,12 @@ def parse_budget(text: str | int | float, total_bytes: int) -> int:
         value = int(float(text) * total_bytes)
     elif isinstance(text, str) and text.strip().endswith("%"):
         try:
-            value = int(float(text.strip()[:-1]) / 100 * total_bytes)
+            percent = float(text.strip()[:-1])
         except ValueError:
-            raise RequestError(f"budget {text!r} is not a percentage; write for example '85%'") from None
+            percent = math.nan
+        if not 0 < percent <= 100:
+            raise RequestError(f"budget {text!r} is no percentage of a device; write for example '85%'")
+        value = int(percent / 100 * total_bytes)
     else:
         value = parse_bytes(text, what="budget")
     if not 0 < value <= total_bytes:

@@ -66,6 +66,21 @@ def tell_import_environment(trial):
     return 0.0
 
 
+def hold_card_memory(trial):
+    """Hold 3 GiB of the fake card that this process was given, until a reading has seen it."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from support.fake_nvml import hold
+
+    hold(3 * 1024**3)
+    time.sleep(1.5)
+    return 1.0
+
+
+def meet_on_cards(trial):
+    tell_import_environment(trial)
+    return meet(trial)
+
+
 def meet(trial):
     """End once so many trials were in here at the same time; each leaves a file while it is."""
     folder, size = Path(os.environ["MEETING"]), int(os.environ["MEETING_SIZE"])

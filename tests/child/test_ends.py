@@ -225,10 +225,10 @@ def test_a_spawn_that_fails_leaves_nothing_behind(driver: ChildDriver, monkeypat
     """No descriptor and no process, at whichever step descriptors ran out."""
     before = sorted(os.listdir("/proc/self/fd"))
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(map(int, before))
+    free = [fd for fd in range(1000) if str(fd) not in before]
     failures = 0
-    for room in range(1, 12):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + room, limits[1]))
+    for room in range(12):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free[room], limits[1]))
         try:
             driver.spawn()
         except OSError:

@@ -195,3 +195,24 @@ def test_on_the_cpu_running_trials_may_still_grow_to_their_leases():
     card.strangers_bytes = 10 * GIB
     card.look()
     assert card.free_bytes == 24 * GIB - 10 * GIB - 8 * GIB
+
+
+def test_on_a_shared_card_the_rest_belongs_to_the_other_workers():
+    """Two with 9 GiB each on a card of 24: neither takes from the other, but a third program takes from both."""
+    card = PaperCard(budget_bytes=9 * GIB, shared=True)
+    card.strangers_bytes = 9 * GIB
+    card.look()
+    assert (card.ledger.strangers_bytes, card.free_bytes) == (0, 9 * GIB)
+    card.start("1", 4 * GIB, uses_bytes=4 * GIB)
+    card.pass_time(5)
+    assert card.free_bytes == 5 * GIB
+    card.strangers_bytes = 17 * GIB
+    card.pass_time(10)
+    assert (card.ledger.strangers_bytes, card.free_bytes) == (2 * GIB, 3 * GIB)
+
+
+def test_on_a_card_of_its_own_a_worker_gives_way_to_them_from_the_first_byte():
+    card = PaperCard(budget_bytes=9 * GIB)
+    card.strangers_bytes = 9 * GIB
+    card.look()
+    assert card.free_bytes == 0

@@ -15,26 +15,39 @@ from support.valkey import pool as pool_name  # noqa: F401
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(autouse=True)
-def own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="package", autouse=True)
+def own_settings() -> Iterator[None]:
     """The developer's own settings stay out of the tests."""
-    for name in list(os.environ):
-        if name.startswith("VRAMPOOL_") or name in ("GPU_MEM_FRACTION", "CUDA_VISIBLE_DEVICES", "NOTIFY_SOCKET"):
-            monkeypatch.delenv(name)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith("VRAMPOOL_") or name in ("GPU_MEM_FRACTION", "CUDA_VISIBLE_DEVICES", "NOTIFY_SOCKET"):
+                patch.delenv(name)
+        yield
 
 
 @pytest.fixture
 def make_pool(own_settings: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolMaker]:
+    """Start pools of one's own."""
     maker = PoolMaker(lambda: tmp_path_factory.mktemp("pool"))
     yield maker
     maker.close()
 
 
+@pytest.fixture(scope="package")
+def shared_pool(own_settings: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePool]:
+    maker = PoolMaker(lambda: tmp_path_factory.mktemp("shared"))
+    yield maker()
+    maker.close()
+
+
 @pytest.fixture
-def pool(make_pool: PoolMaker) -> LivePool:
-    made = make_pool()
-    made.device()  # its worker is there
-    return made
+def pool(shared_pool: LivePool, command: Command) -> Iterator[LivePool]:
+    """The pool that tests share; its worker takes trials again before the next one."""
+    shared_pool.device()
+    yield shared_pool
+    if shared_pool.device().state != "ready":
+        assert command(shared_pool, "resume").returncode == 0
+    shared_pool.clear()
 
 
 @pytest.fixture

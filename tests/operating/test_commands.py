@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+
 from optuna.trial import TrialState
-from support.pools import LivePool, check_invariants
+from support.pools import LivePool, PoolMaker, check_invariants
 from support.waiting import until
 
 from vrampool.queueing import Events
@@ -44,7 +48,8 @@ def test_a_paused_worker_takes_nothing_new_until_it_is_resumed(pool: LivePool, c
     check_invariants(pool)
 
 
-def test_a_drained_worker_finishes_what_it_runs_and_ends(pool: LivePool, command, tmp_path):
+def test_a_drained_worker_finishes_what_it_runs_and_ends(make_pool: PoolMaker, command, tmp_path):
+    pool = make_pool()
     handle = pool.submit(wait_for(tmp_path / "go"), 2, max_concurrent_trials=1)
     until(lambda: pool.device().running, what="a running trial")
     assert command(pool, "drain").returncode == 0
@@ -100,10 +105,6 @@ def test_a_command_that_is_for_another_or_signed_by_a_stranger_is_not_obeyed(poo
 
 def test_a_command_is_sent_again_until_it_is_obeyed(pool: LivePool, command):
     """A worker that hangs for a moment, or reconnects, must not miss it."""
-    import os
-    import signal
-    import threading
-
     worker = pool.device().pid
     os.kill(worker, signal.SIGSTOP)
     threading.Timer(1.5, os.kill, (worker, signal.SIGCONT)).start()

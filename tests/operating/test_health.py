@@ -101,7 +101,7 @@ def test_a_probe_loads_nothing_heavy(tmp_path):
     program = (
         "import sys\nfrom vrampool.cli import main\n"
         f"try: main(['health', '--state-dir', {str(tmp_path)!r}])\n"
-        "except SystemExit: print('importlib.metadata' in sys.modules, *{name.partition('.')[0] for name in sys.modules})"
+        "except SystemExit: print('importlib.metadata' in sys.modules, *(name.partition('.')[0] for name in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     words = set(done.stdout.splitlines()[-1].split())
@@ -135,7 +135,7 @@ def test_without_redis_a_worker_lives_but_is_not_ready(make_pool, command):
     pool = make_pool(lease_ttl_s=1.0)
     until(lambda: command(pool, "health", "--ready").returncode == 0, what="readiness")
     host = psutil.Process(pool.pool.local.record.pid)
-    (valkey,) = (child for child in host.children() if "valkey" in " ".join(child.cmdline()))
+    (valkey,) = (child for child in host.children(recursive=True) if child.name().startswith("valkey-server"))
     valkey.suspend()
     try:
         until(lambda: command(pool, "health", "--ready").returncode == 1, what="not ready")

@@ -180,3 +180,44 @@ def chance(trial):
 
     trial.suggest_float("x", 0, 1)
     return random.random()
+
+
+def counted(trial):
+    """Write down that it began, then wait until the test lets it go."""
+    gate = os.environ["PARITY_GATE"]
+    trial.suggest_float("x", 0, 1)
+    with open(os.path.splitext(gate)[0] + ".log", "a") as log:
+        log.write(f"{trial.number}\n")
+    return wait_for_file(trial)
+
+
+def attempt(trial):
+    return trial.user_attrs["vrampool:mark"]["attempt"]
+
+
+def killed_twice(trial):
+    import signal
+
+    trial.suggest_float("x", 0, 1)
+    trial.report(attempt(trial), 0)
+    trial.report(attempt(trial), 1)
+    if attempt(trial) == 1:
+        trial.set_user_attr("from", "attempt 1")
+    trial.set_user_attr("note", f"n{attempt(trial)}")
+    if attempt(trial) < 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 1.0
+
+
+def killed_always(trial):
+    import signal
+
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def grid_killed_once(trial):
+    import signal
+
+    if trial.number == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return grid(trial)

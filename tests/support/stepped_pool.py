@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import json
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+import sqlalchemy as sa
 from optuna.trial import FrozenTrial, TrialState
 
 import vrampool
@@ -30,7 +32,7 @@ from vrampool.queueing import Offer, Registry, WorkerRecord, connect
 from vrampool.queueing.names import Names
 from vrampool.settings import load_settings
 from vrampool.signing import load_secret
-from vrampool.storage import open_storage
+from vrampool.storage import open_storage, schema
 from vrampool_worker import outcomes
 from vrampool_worker.attempts import Attempt
 from vrampool_worker.channel import rebuild_error
@@ -189,7 +191,6 @@ class SteppedPool:
         self._objectives: dict[str, Objective] = {}
         self._workers = workers, slots
         self.now = 0.0
-        self.began: list[tuple[float, int]] = []  #: time and number of each trial that began
         self.most_at_once = 0
         open_storage(storage, create_schema=True).close()
         self.coordinator = self.start_coordinator()
@@ -206,6 +207,13 @@ class SteppedPool:
         """The coordinator dies between two looks; another one takes over."""
         connect(self.settings.redis or "", role="test").delete(Names(self.settings.pool).leader)
         self.coordinator = self.start_coordinator()
+
+    def let_time_out(self, handle: vrampool.Handle) -> None:
+        """Make a submission look so old that its time is up."""
+        assert handle.spec.timeout_s is not None
+        made = sa.update(schema.submissions).where(schema.submissions.c.id == handle.id)
+        with self.pool.storage.database.transaction() as session:
+            session.execute(made.values(created_at=time.time() - handle.spec.timeout_s - 1))
 
     def submit(self, objective: Objective, n_trials: int | None = None, **options: Any) -> vrampool.Handle:
         """Submit; nothing runs before `drive`."""
@@ -244,18 +252,26 @@ class SteppedPool:
     def _start(self, lasts: Callable[[FrozenTrial], float] | None) -> bool:
         started = False
         for worker in self.workers:
-            while (found := worker.take()) is not None:
-                attempt, opened = found
-                execution_id = worker.port.begin(attempt.job_id)
-                assert execution_id is not None
-                self.began.append((self.now, attempt.ticket.number))
-                worker.run(attempt, opened, self._objectives[attempt.ticket.submission_id])
-                trial = worker.desk._storage.get_trial(attempt.ticket.trial_id)
-                ends_at = self.now + (lasts(trial) if lasts else 1.0)
-                heapq.heappush(worker.running, _Running(ends_at, next(self._order), attempt, execution_id))
+            while self.start_on(worker, lasts) is not None:
                 started = True
         self.most_at_once = max(self.most_at_once, sum(len(worker.running) for worker in self.workers))
         return started
+
+    def start_on(
+        self, worker: SteppedWorker, lasts: Callable[[FrozenTrial], float] | None = None
+    ) -> FrozenTrial | None:
+        """Have a worker take, claim and run a trial; its result is told later. None: there was none to take."""
+        found = worker.take()
+        if found is None:
+            return None
+        attempt, opened = found
+        execution_id = worker.port.begin(attempt.job_id)
+        assert execution_id is not None
+        worker.run(attempt, opened, self._objectives[attempt.ticket.submission_id])
+        trial = self.pool.storage.get_trial(attempt.ticket.trial_id)
+        ends_at = self.now + (lasts(trial) if lasts else 1.0)
+        heapq.heappush(worker.running, _Running(ends_at, next(self._order), attempt, execution_id))
+        return trial  # type: ignore[no-any-return]
 
     def _end_next(self) -> bool:
         running = [(item, worker) for worker in self.workers for item in worker.running]
@@ -273,9 +289,12 @@ class SteppedPool:
 
 
 @contextmanager
-def stepped_pool(redis: str, folder: Path, *, workers: int = 1, slots: int = 1) -> Iterator[SteppedPool]:
-    """A stepped pool with a SQLite file of its own."""
-    made = SteppedPool(redis, f"sqlite:///{folder / (uuid.uuid4().hex[:8] + '.db')}", workers=workers, slots=slots)
+def stepped_pool(
+    redis: str, folder: Path, *, workers: int = 1, slots: int = 1, storage: str | None = None
+) -> Iterator[SteppedPool]:
+    """A stepped pool, with a SQLite file of its own in the folder if no other storage is given."""
+    url = storage or f"sqlite:///{folder / (uuid.uuid4().hex[:8] + '.db')}"
+    made = SteppedPool(redis, url, workers=workers, slots=slots)
     try:
         yield made
     finally:

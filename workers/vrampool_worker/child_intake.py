@@ -20,7 +20,7 @@ from vrampool_worker.child_log import ChildLog
 OnReady = Callable[[int], None]
 
 FRAMES_PER_S = 2000.0
-OUTPUT_BYTES_PER_S = 64 * 1024.0**2
+OUTPUT_BYTES_PER_S = 32 * 1024.0**2
 _RECV_BYTES = 64 * 1024
 #: Frames in one turn of the loop, so that other children get theirs.
 _FRAMES_PER_TURN = 64

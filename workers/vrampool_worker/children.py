@@ -142,6 +142,8 @@ class Child:
         """Hand over the trial. Once for each child, before or after READY."""
         assert self.begun_at_s is None, "a child runs one trial"
         self.begun_at_s = time.monotonic()
+        if self._closed:  # it died while it waited; that is told by its events
+            return
         self.log.open(log_path)
         self._send({"t": ChildFrame.START, "start": {**start.to_json(), "has_bundle": bundle is not None}})
         if bundle is not None:

@@ -28,6 +28,7 @@ from vrampool.settings import Settings, load_settings
 from vrampool.signing import Signer, load_secret
 from vrampool.units import parse_budget
 from vrampool_worker.beat import Beat, Heard, Held
+from vrampool_worker.child_launch import clear_scratch
 from vrampool_worker.children import Child, spawn
 from vrampool_worker.desk import StudyDesk
 from vrampool_worker.devices import Device, device_lock, find_devices
@@ -78,6 +79,7 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
         with ExitStack() as stack:
             device = stack.enter_context(hold_device(settings))
             self.name = worker_name(device)
+            clear_scratch(settings.state_dir)
             inbox = Inbox()
             stack.callback(inbox.close)
             loop = self._make_loop(settings, signer, device, inbox)
@@ -117,6 +119,7 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
             settings.max_trials or device.default_slots,
             label=device.label,
             kind=device.kind,
+            shared=settings.share,
         )
         desk = StudyDesk(settings, signer, self.name, lambda spec: why_not(spec, settings))
         port = QueuePort(

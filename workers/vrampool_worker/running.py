@@ -142,6 +142,8 @@ class Runner:
             self._loop.memory.on_sample(attempt)
         elif kind is EventKind.STEP:
             self._stepped(attempt, int(data.get("steps", 0)))
+        elif kind is EventKind.MISBEHAVED:
+            attempt.end_because(EndKind.CRASHED, str(data.get("text", "")))
         elif kind is EventKind.HINT:
             attempt.hints.append(str(data.get("text", ""))[:500])
         elif kind is EventKind.OUTCOME:

@@ -15,12 +15,13 @@ from vrampool.errors import DeviceConflictError, VrampoolError
 from vrampool.health import Verdict, look
 from vrampool.processes import RESTARTED, KeptProcess, ServiceManager, end_with_parent, keep_secrets
 from vrampool.settings import Settings, load_settings
+from vrampool.units import parse_budget
 from vrampool_worker.devices import Device, device_lock, find_devices
 
 _log = logging.getLogger("vrampool.worker")
 TEND_S = 0.5
 WORKER_MODULE = "vrampool_worker"
-#: Names a descriptor on which whoever started us waits for one byte: devices found and free.
+#: Names a descriptor on which whoever started us waits for a line: devices found and free, bytes of the largest budget.
 READY_FD = "VRAMPOOL_READY_FD"
 
 
@@ -109,11 +110,12 @@ def main() -> int:
 def supervise(settings: Settings) -> int:
     """Find the devices and keep a worker on each; checks everything that can be checked before the first start."""
     devices = find_devices(settings, os.environ)
+    budgets = [parse_budget(settings.budget, device.total_bytes) for device in devices]
     check_free(devices, settings)
     if READY_FD in os.environ:
         fd = int(os.environ.pop(READY_FD))
         with contextlib.suppress(OSError):  # a restarted supervisor has no such pipe
-            os.write(fd, b"1")
+            os.write(fd, b"%d\n" % max(budgets))
             os.close(fd)
     return Supervisor(settings, devices).run()
 

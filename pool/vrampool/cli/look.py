@@ -60,14 +60,17 @@ def _study(handle: Any) -> dict[str, Any]:
 
 @click.command()
 @click.argument("study_name")
-@click.argument("number", type=int)
+@click.argument("number", type=int, required=False)
 @pool_options
-def why(study_name: str, number: int, **given: Any) -> int:
-    """Say in words where trial NUMBER of STUDY_NAME is, and why."""
+def why(study_name: str, number: int | None, **given: Any) -> int:
+    """Say in words where trial NUMBER of STUDY_NAME is, and why; without NUMBER the study itself."""
     from vrampool.storage import attempt_of
 
     pool = running_pool(take_settings(given))
     handle = pool.attach(study_name)
+    if number is None:
+        _why_study(handle, pool)
+        return 0
     found = [trial for trial in handle.study.get_trials(deepcopy=False) if trial.number == number]
     if not found:
         raise InputError(f"study {study_name} has no trial {number}")
@@ -94,9 +97,28 @@ def why(study_name: str, number: int, **given: Any) -> int:
     asked = format_bytes(request.get("bytes")) if request.get("bytes") else "a whole device"
     print(f"asks for {asked}: {request.get('reason', 'not sized yet')}")
     if trial.state.name == "WAITING":
-        reason = handle.without_worker()
-        for device in pool.devices():
-            print(f"{device.device_name}: {device.state}, {format_bytes(device.free_bytes)} free; {device.reason}")
-        if reason:
-            print(reason)
+        _print_room(handle, pool)
     return 0
+
+
+def _why_study(handle: Any, pool: Any) -> None:
+    """Print where a study is. Trials are created when a device has room, so it may well have none that waits."""
+    progress = handle.progress()
+    print(repr(handle).strip("<>").removeprefix("vrampool "))
+    if progress.reason:
+        print(progress.reason)
+    for line, count in handle.failures().items():
+        print(f"{count} failed: {line}")
+    if not progress.final:
+        vram = handle.spec.vram
+        asked = "what was measured of it so far" if vram == "auto" else format_bytes(vram)
+        print(f"each trial asks for {asked}")
+        _print_room(handle, pool)
+
+
+def _print_room(handle: Any, pool: Any) -> None:
+    for device in pool.devices():
+        print(f"{device.device_name}: {device.state}, {format_bytes(device.free_bytes)} free; {device.reason}")
+    reason = handle.without_worker()
+    if reason:
+        print(reason)

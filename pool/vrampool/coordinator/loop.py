@@ -238,7 +238,7 @@ class Coordinator:
     def _judge(self, tender: Tender) -> None:
         """Move a submission on when its time is up, when it is broken, or when it was stopped."""
         if tender.row.state == SubmissionState.OPEN:
-            reason = tender.too_large() or tender.broken()
+            reason = tender.too_large(self._clock()) or tender.broken()
             if reason is not None:
                 self._move(tender, SubmissionState.FAILING, reason)
             elif time.time() >= tender.ends_at_s:

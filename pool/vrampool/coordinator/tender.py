@@ -42,6 +42,8 @@ _log = logging.getLogger("vrampool.coordinator")
 
 #: A study whose first trials all fail alike is broken; going on would only burn the night.
 ALIKE_LIMIT = 5
+#: Workers of a pool come one after another, and the largest device may come last: nothing is too large before that.
+SETTLE_S = 10.0
 
 
 @dataclass
@@ -92,6 +94,7 @@ class Tender:
         self._points = StartingPoints(catalog, spec)
         self._trials: Sequence[FrozenTrial] = ()
         self.largest_bytes = 0
+        self._too_large_since_s: float | None = None
         self.running_peaks: dict[int, int] = {}  #: by trial number: what running trials of the study were seen to hold
 
     def _sampler(self) -> optuna.samplers.BaseSampler:
@@ -140,7 +143,8 @@ class Tender:
 
     def _learn(self, trial: FrozenTrial) -> None:
         facts = attempt_of(trial)
-        if facts is not None and facts.peak_bytes:
+        # What fits no device says nothing of those that do: the next trial would be refused its chance.
+        if facts is not None and facts.peak_bytes and facts.end != EndKind.INFEASIBLE:
             censored = facts.end not in (EndKind.COMPLETE, EndKind.PRUNED) or facts.num_alloc_retries > 0
             self._peaks.append(PastPeak(facts.peak_bytes, censored, dict(trial.params)))
 
@@ -308,7 +312,10 @@ class Tender:
 
     def _size(self, params: dict[str, Any]) -> Request:
         running = [PastPeak(peak_bytes, censored=False) for peak_bytes in self.running_peaks.values()]
-        return next_request(self.spec.vram, [*self._peaks, *running], params=params)
+        size = next_request(self.spec.vram, [*self._peaks, *running], params=params)
+        if self.spec.vram == "auto" and size.request_bytes and 0 < self.largest_bytes <= size.request_bytes:
+            return Request(None, f"{size.reason}; that is all a device has, so it runs alone on one")
+        return size
 
     def _ticket(self, number: int, trial_id: int, request_bytes: int | None) -> Ticket:
         return Ticket(
@@ -350,15 +357,20 @@ class Tender:
             for trial in waiting:
                 cancel_waiting(self._storage, trial._trial_id, reason)
 
-    def too_large(self) -> str | None:
+    def too_large(self, now_s: float) -> str | None:
         """Return why no device can ever take a declared request, or None."""
         declared = self.spec.vram
-        if isinstance(declared, int) and self.largest_bytes and declared > self.largest_bytes:
-            return (
-                f"vram={format_bytes(declared)} is more than the largest device of the pool may hold "
-                f"({format_bytes(self.largest_bytes)}); ask for less, or add a larger device"
-            )
-        return None
+        if not isinstance(declared, int) or not self.largest_bytes or declared <= self.largest_bytes:
+            self._too_large_since_s = None
+            return None
+        if self._too_large_since_s is None:
+            self._too_large_since_s = now_s
+        if now_s - self._too_large_since_s < SETTLE_S:
+            return None
+        return (
+            f"vram={format_bytes(declared)} is more than the largest device of the pool may hold "
+            f"({format_bytes(self.largest_bytes)}); ask for less, or add a larger device"
+        )
 
 
 def _is_free(trial: FrozenTrial) -> bool:

@@ -28,7 +28,7 @@ _log = logging.getLogger("vrampool.local")
 
 #: The supervisor of the workers, by name: the control plane does not import the data plane.
 SUPERVISOR_MODULE = "vrampool_worker.supervisor"
-#: The supervisor writes one byte there when its devices are found and free.
+#: The supervisor writes a line there when its devices are found and free: the bytes of the largest budget.
 READY_FD = "VRAMPOOL_READY_FD"
 READY_LIMIT_S = 60.0
 TEND_S = 0.5
@@ -122,15 +122,26 @@ class Host:
         self._coordinator.start()
         self._workers.start()
         os.close(ready_w)
-        self._await_workers(ready_r)
+        largest_bytes = self._await_workers(ready_r)
         start_time = process_start_time(os.getpid()) or 0
         assert settings.redis is not None and settings.storage is not None
         self._state.write(
-            PoolRecord(os.getpid(), start_time, settings.redis, settings.storage, self._owned, settings.gpu)
+            PoolRecord(
+                pid=os.getpid(),
+                start_time=start_time,
+                redis=settings.redis,
+                storage=settings.storage,
+                owned=self._owned,
+                gpu=settings.gpu,
+                largest_budget_bytes=largest_bytes,
+            )
         )
 
-    def _await_workers(self, ready_r: int) -> None:
+    def _await_workers(self, ready_r: int) -> int:
         """Wait until the supervisor has found and checked the devices: a wrong `--gpu` is told before anything starts.
+
+        Returns:
+            The largest budget of its devices, in bytes.
 
         Raises:
             VrampoolError: it ended instead; with its own words.
@@ -138,8 +149,8 @@ class Host:
         assert self._workers is not None
         try:
             ready, _, _ = select.select([ready_r], [], [], READY_LIMIT_S)
-            if ready and os.read(ready_r, 1):
-                return
+            if ready and (line := os.read(ready_r, 64)):
+                return int(line)
         finally:
             os.close(ready_r)
         self._workers.wait(5)

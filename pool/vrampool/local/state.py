@@ -22,6 +22,7 @@ class PoolRecord:
     storage: str
     owned: bool  #: ends with the process that started it
     gpu: str
+    largest_budget_bytes: int = 0  #: of its devices; known before their workers are
 
 
 class StateDir:

@@ -19,10 +19,12 @@ class Accounts:
     """Sums of one device; the ledger decides on them.
 
     On the CPU everything else on the host lives in the part outside the budget first; only what goes beyond that
-    counts as strangers'.
+    counts as strangers'. So it is on a card that is shared: that part belongs to the other workers on it.
     """
 
-    def __init__(self, label: str, total_bytes: int, budget_bytes: int, *, on_cpu: bool, hold_s: float) -> None:
+    def __init__(
+        self, label: str, total_bytes: int, budget_bytes: int, *, on_cpu: bool, shared: bool, hold_s: float
+    ) -> None:
         self.leases: dict[str, Lease] = {}
         self.reading: DeviceReading | None = None
         self.read_at_s = 0.0
@@ -32,6 +34,7 @@ class Accounts:
         self._outside_bytes = total_bytes - budget_bytes
         self._budget_bytes = budget_bytes
         self._on_cpu = on_cpu
+        self._shared = shared
         self._strangers = Strangers(hold_s)
         self._unexplained: deque[int] = deque(maxlen=_READINGS)
 
@@ -72,7 +75,7 @@ class Accounts:
     def strangers_bytes(self, now_s: float) -> int:
         """Return what other programs hold, as far as it concerns the budget."""
         if not self._on_cpu:
-            return self._strangers.held_bytes(now_s)
+            return max(0, self._strangers.held_bytes(now_s) - (self._outside_bytes if self._shared else 0))
         known_bytes = sum(lease.measured_bytes or 0 for lease in self.leases.values())
         return max(0, (self.used_bytes or 0) - known_bytes - self._outside_bytes)
 

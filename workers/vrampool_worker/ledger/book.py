@@ -37,6 +37,7 @@ class Ledger:
         max_trials: Trials at once.
         label: The device in sentences; None: its id.
         kind: "cuda" or "cpu".
+        shared: Other workers have the rest of the device: what they use of it leaves this budget alone.
         hold_s: How long the largest estimate of strangers counts.
         give_back_s: How long a dead trial's memory is awaited before it is counted as residue.
         utilisation_bound: Above this mean share of busy multiprocessors one more trial gains nothing; None: no bound.
@@ -51,6 +52,7 @@ class Ledger:
         *,
         label: str | None = None,
         kind: str = "cuda",
+        shared: bool = False,
         hold_s: float = 60.0,
         give_back_s: float = 30.0,
         utilisation_bound: float | None = None,
@@ -63,7 +65,9 @@ class Ledger:
         self._on_cpu = kind == "cpu"
         self._give_back_s = give_back_s
         self._utilisation_bound = utilisation_bound
-        self._accounts = Accounts(self._label, total_bytes, budget_bytes, on_cpu=self._on_cpu, hold_s=hold_s)
+        self._accounts = Accounts(
+            self._label, total_bytes, budget_bytes, on_cpu=self._on_cpu, shared=shared, hold_s=hold_s
+        )
         self._leases = self._accounts.leases
         self._utilisation: deque[float] = deque(maxlen=_BUSY_READINGS)
         self._blocks: dict[str, tuple[str, float | None]] = {}

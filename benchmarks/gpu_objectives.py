@@ -1,0 +1,115 @@
+"""Four families of models with a few steps each: their memory is what matters, not what they learn."""
+
+from __future__ import annotations
+
+import time
+
+STEPS = 4
+
+
+def _train(trial, model, make_batch, loss_of, *, amp=False):
+    """Train for a few steps on the device; report each; return the last loss."""
+    import torch
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    loss = torch.zeros(())
+    for step in range(STEPS):
+        batch = make_batch()
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=amp):
+            loss = loss_of(model, batch)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        trial.report(float(loss), step)
+    torch.cuda.synchronize()
+    return float(loss)
+
+
+def mlp(trial):
+    """A deep perceptron: weights and optimizer state weigh more than activations."""
+    import torch
+    from torch import nn
+
+    width = trial.suggest_int("width", 512, 8192, log=True)
+    depth = trial.suggest_int("depth", 2, 12)
+    batch = trial.suggest_int("batch", 64, 4096, log=True)
+    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.GELU())]
+    model = nn.Sequential(*layers, nn.Linear(width, 10)).cuda()
+    return _train(
+        trial,
+        model,
+        lambda: torch.randn(batch, width, device="cuda"),
+        lambda net, x: net(x).square().mean(),
+    )
+
+
+def cnn(trial):
+    """A plain convolutional network: activations weigh most."""
+    import torch
+    from torch import nn
+
+    width = trial.suggest_int("width", 32, 256, log=True)
+    depth = trial.suggest_int("depth", 2, 8)
+    batch = trial.suggest_int("batch", 16, 512, log=True)
+    size = trial.suggest_categorical("size", [32, 64, 96])
+    layers: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1)]
+    for _ in range(depth):
+        layers += [nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)).cuda()
+    return _train(
+        trial,
+        model,
+        lambda: torch.randn(batch, 3, size, size, device="cuda"),
+        lambda net, x: net(x).square().mean(),
+    )
+
+
+def resnet(trial):
+    """ResNets of torchvision, with and without mixed precision."""
+    import torch
+    import torchvision
+
+    kind = trial.suggest_categorical("model", ["resnet18", "resnet34", "resnet50"])
+    batch = trial.suggest_int("batch", 8, 192, log=True)
+    size = trial.suggest_categorical("size", [96, 128, 192])
+    amp = trial.suggest_categorical("amp", [False, True])
+    model = getattr(torchvision.models, kind)(num_classes=100).cuda()
+    return _train(
+        trial,
+        model,
+        lambda: torch.randn(batch, 3, size, size, device="cuda"),
+        lambda net, x: net(x).float().square().mean(),
+        amp=amp,
+    )
+
+
+def transformer(trial):
+    """An encoder: memory grows with the square of the sequence, and with the width."""
+    import torch
+    from torch import nn
+
+    width = trial.suggest_categorical("width", [256, 512, 768, 1024])
+    depth = trial.suggest_int("depth", 2, 12)
+    batch = trial.suggest_int("batch", 2, 48, log=True)
+    sequence = trial.suggest_int("sequence", 64, 768, log=True)
+    amp = trial.suggest_categorical("amp", [False, True])
+    layer = nn.TransformerEncoderLayer(width, 8, 4 * width, batch_first=True)
+    model = nn.Sequential(nn.TransformerEncoder(layer, depth), nn.Linear(width, 32)).cuda()
+    return _train(
+        trial,
+        model,
+        lambda: torch.randn(batch, sequence, width, device="cuda"),
+        lambda net, x: net(x).float().square().mean(),
+        amp=amp,
+    )
+
+
+def greedy(trial):
+    """Ask for more than any lease: fails at its cap, while a neighbour goes on."""
+    import torch
+
+    gib = trial.suggest_int("gib", 1, 8)
+    block = torch.empty(gib * 1024**3, dtype=torch.uint8, device="cuda").fill_(1)
+    torch.cuda.synchronize()
+    time.sleep(0.2)
+    return float(block[0])

@@ -1,0 +1,160 @@
+"""A local pool whose processes are killed: detached, so that it needs none of ours, and brought up again when it is gone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState
+from recovery.execution_log import ExecutionLog
+from recovery.processes import Processes
+from support.pools import variables
+from support.waiting import until
+
+import vrampool
+from vrampool.storage import Catalog, open_storage
+from vrampool.storage.pool_storage import PoolStorage
+
+OBJECTIVES = Path(__file__).with_name("objectives.py")
+MUTANTS = Path(__file__).with_name("mutants")
+#: Short leases, so that a death is noticed in about three seconds instead of twelve.
+SETTINGS: dict[str, Any] = {
+    "gpu": "cpu",
+    "share": True,
+    "budget": "500MiB",
+    "max_trials": 4,
+    "preload": "",
+    "lease_ttl_s": 1.5,
+    "grace_s": 3.0,
+    "stop_ask_s": 0.5,
+    "sample_s": 0.2,
+}
+LIMIT_S = 60.0
+
+
+class HardyPool:
+    """One pool in a folder of its own.
+
+    Args:
+        folder: For its state and the execution log.
+        env: Variables that the pool's processes get beside ours.
+        settings: Fields of `Settings` that differ from `SETTINGS`.
+    """
+
+    def __init__(self, folder: Path, *, env: dict[str, str] | None = None, **settings: Any) -> None:
+        self.folder = folder
+        self.state_dir = folder / "state"
+        self.log = ExecutionLog(folder / "executions")
+        self.gate = folder / "gate"
+        self.processes = Processes(self.state_dir)
+        self._env = env or {}
+        self._settings = {**SETTINGS, **settings}
+        self._storage: PoolStorage | None = None
+        self.up()
+
+    # ---- life ----------------------------------------------------------------------------------------
+
+    def up(self) -> None:
+        """Start the pool, or attach to it: what `vrampool up` does."""
+        self.pool = vrampool.Pool(state_dir=self.state_dir, **self._settings)
+        with variables(self._env):
+            self.pool._open()
+        self.processes.host()
+
+    def down(self) -> None:
+        """End it in order and see that no process of it is left, of all that ever were."""
+        for _ in self.processes.all():
+            pass
+        local = self.pool.local
+        self.pool.close()
+        assert local is not None and local.stop(), "the pool did not end in time"
+        until(lambda: not self.processes.remaining(), what=f"an end of {self.processes.remaining()}")
+
+    def destroy(self) -> None:
+        """Leave nothing behind, whatever the test has done."""
+        try:
+            if self.processes._state.read() is not None:
+                for _ in self.processes.all():
+                    pass
+            self.pool.close()
+        finally:
+            self.processes.end_all()
+            if self._storage is not None:
+                self._storage.close()
+
+    # ---- studies -------------------------------------------------------------------------------------
+
+    def submit(self, objective: str, n_trials: int = 1, *, vram: str = "60MiB", **options: Any) -> vrampool.Handle:
+        """Submit an objective of this folder by its name."""
+        env = {"EXECUTION_LOG": str(self.log.path), "GATE": str(self.gate), **options.pop("env", {})}
+        return self.pool.submit(f"{OBJECTIVES}:{objective}", n_trials, vram=vram, env=env, **options)
+
+    def open_gate(self) -> None:
+        self.gate.touch()
+
+    def run_one(self) -> None:
+        """See that the pool still runs trials."""
+        handle = self.submit("one")
+        handle.wait(LIMIT_S)
+        assert [trial.state for trial in handle.trials] == [TrialState.COMPLETE]
+
+    # ---- looking -------------------------------------------------------------------------------------
+
+    @property
+    def storage(self) -> PoolStorage:
+        """The study storage, opened once: it outlives the pool's processes."""
+        if self._storage is None:
+            url = self.pool.settings.storage
+            assert url is not None
+            self._storage = open_storage(url, create_schema=True)
+        return self._storage
+
+    @property
+    def catalog(self) -> Catalog:
+        return Catalog(self.storage)
+
+    def trials(self, handle: vrampool.Handle) -> list[FrozenTrial]:
+        """All trials of a submission's study."""
+        study_id = self.storage.get_study_id_from_name(handle.study_name)
+        return list(self.storage.get_all_trials(study_id, deepcopy=False))
+
+    def state(self, handle: vrampool.Handle) -> str:
+        row = self.catalog.submission(handle.id)
+        assert row is not None
+        return str(row.state)
+
+    def await_end(self, handle: vrampool.Handle, *, limit_s: float = LIMIT_S) -> list[FrozenTrial]:
+        """Wait until a submission is over, by the storage alone; return its trials."""
+
+        def over() -> bool:
+            row = self.catalog.submission(handle.id)
+            return row is not None and row.state.final
+
+        until(over, what=f"the end of {handle.study_name}", timeout_s=limit_s)
+        return self.trials(handle)
+
+    def await_note(self, word: str, number: int) -> int:
+        """Wait until a trial has written a word into the log; return its pid."""
+        until(lambda: self.log.times(word)[number], what=f"{word!r} of trial {number}", timeout_s=LIMIT_S)
+        pid = self.log.pid(number)
+        assert pid is not None
+        return pid
+
+    def log_of(self, role: str) -> str:
+        """What the processes of a role have written: "worker", "coordinator", "host"."""
+        path = self.state_dir / "logs" / f"{role}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def logs(self) -> str:
+        """The ends of all logs."""
+        parts = []
+        for path in sorted((self.state_dir / "logs").glob("*.log")):
+            parts.append("\n".join([f"==> {path.name}", *path.read_text(errors="replace").splitlines()[-60:]]))
+        return "\n".join(parts)
+
+
+def with_mutant(name: str) -> dict[str, str]:
+    """Return variables with which every process of a pool breaks one rule; see `mutants/sitecustomize.py`."""
+    path = os.pathsep.join([str(MUTANTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {"PYTHONPATH": path, "VRAMPOOL_TEST_MUTANT": name}
