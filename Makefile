@@ -70,6 +70,10 @@ format: $(VENV)/.dev-installed  ## write the source the way `make check` wants i
 bench: $(VENV)/.dev-installed  ## measure this machine: overheads, packing, the whole search
 	$(BIN)/python -m benchmarks $(ARGS)
 
+.PHONY: deploy-check
+deploy-check: $(VENV)/.dev-installed $(VENV)/.deploy-installed  ## check all of deploy/; names what it must skip
+	$(BIN)/python -m pytest tests/deploy $(ARGS)
+
 .PHONY: clean
 clean:  ## remove what was built and cached, but not .venv
 	rm -rf dist build demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
@@ -93,6 +97,10 @@ $(VENV)/.demo-installed: pyproject.toml $(PINS) $(VENV)/.torch-installed
 	@$(INSTALL) --editable '.[torch,viz]' scikit-learn
 	@$(COMPILE)
 	@touch $@
+
+$(VENV)/.deploy-installed: requirements/deploy.txt requirements/deploy.sh $(PINS) | $(VENV)/.dev-installed
+	@echo "Installing what checks deploy/ into $(VENV); once."
+	@if bash requirements/deploy.sh $(BIN)/python $(VENV)/node; then touch $@; fi
 
 $(VENV)/.dev-installed: pyproject.toml $(PINS) $(VENV)/.torch-installed
 	@echo "Installing vrampool and what tests and checks need into $(VENV); once."

@@ -15,22 +15,39 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
+from typing import TypeVar
+
+from vrampool.errors import UnreachableError
 
 _log = logging.getLogger("vrampool.processes")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_T = TypeVar("_T")
 
-#: Tells a process that an earlier one of its kind has died: what that one held may be free in a moment only.
+#: Tells a process that an earlier one of its kind has died: what that one held may be free in a moment only, and what
+#: it worked with may be down too, and comes back.
 RESTARTED = "VRAMPOOL_RESTARTED"
+#: Pid of the process that keeps this one; it ends with that.
+KEEPER = "VRAMPOOL_KEEPER"
 
 #: Exit codes that say a restart would change nothing: wrong input, and a device that is lost.
 FINAL_EXIT_CODES = frozenset({2, 3})
 
 
-def end_with_parent(signum: int = signal.SIGTERM) -> None:
-    """Ask the kernel to signal this process when the thread that started it ends. Call it first thing."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+def end_with_keeper(env: MutableMapping[str, str] | None = None) -> None:
+    """Get a SIGTERM when the process that keeps this one dies, whichever way. Call it first thing.
+
+    A process that nobody keeps (started by hand, or by systemd) goes on as it is.
+
+    Raises:
+        SystemExit: the keeper is gone already.
+    """
+    keeper = (os.environ if env is None else env).pop(KEEPER, "")
+    if keeper.isdigit():
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != int(keeper):
+            raise SystemExit(1)
 
 
 def keep_secrets() -> None:
@@ -40,6 +57,27 @@ def keep_secrets() -> None:
     readable again.
     """
     _LIBC.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def patiently(call: Callable[[], _T], *, env: Mapping[str, str] | None = None) -> _T:
+    """Make a call that needs Redis or the database; in a process that takes another's place, until it succeeds.
+
+    Whoever starts a pool wants to hear at once what is wrong. Later the same server may be down for a moment, and a
+    process that ended for it would not be started again.
+
+    Raises:
+        UnreachableError: of the call; only in a process that was not restarted.
+    """
+    pause_s = 0.1
+    while True:
+        try:
+            return call()
+        except UnreachableError as error:
+            if RESTARTED not in (os.environ if env is None else env):
+                raise
+            _log.warning("%s; tried again in %.1f s", str(error).splitlines()[0], pause_s)
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 2, 5.0)
 
 
 class ServiceManager:
@@ -93,6 +131,7 @@ class KeptProcess:
         env: Mapping[str, str] | None = None,
         log: Path | None = None,
         final_exit_codes: frozenset[int] = FINAL_EXIT_CODES,
+        first_env: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -101,6 +140,7 @@ class KeptProcess:
         self._env = dict(env) if env is not None else None
         self._log = log
         self._final = final_exit_codes
+        self._first_env = dict(first_env or {})  #: these, and the descriptors, are for the first start alone
         self._pass_fds = tuple(pass_fds)
         self._clock = clock
         self._process: subprocess.Popen[bytes] | None = None
@@ -125,13 +165,13 @@ class KeptProcess:
         if self._log is not None:
             self._log.parent.mkdir(parents=True, exist_ok=True)
             out = self._log.open("ab")
+        env = (dict(os.environ) if self._env is None else self._env) | {KEEPER: str(os.getpid())}
+        env |= {RESTARTED: str(self.restarts)} if self.restarts else self._first_env
         try:
             # Its own process group: Ctrl-C in a terminal reaches the owner alone, which then stops everybody in order.
             self._process = subprocess.Popen(
                 self._command,
-                env=self._env
-                if not self.restarts
-                else (self._env or dict(os.environ)) | {RESTARTED: str(self.restarts)},
+                env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -194,22 +234,25 @@ def process_start_time(pid: int) -> int | None:
 
     Together with the pid it names one process for good; a pid alone is given out again.
     """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    return int(stat.rpartition(")")[2].split()[19])
+    fields = _stat(pid)
+    return None if fields is None else int(fields[19])
 
 
 def is_alive(pid: int, start_time: int | None = None) -> bool:
-    """True when the process is there, and is the one that started at `start_time` where that is given."""
-    found = process_start_time(pid)
-    if found is None or (start_time is not None and found != start_time):
+    """True when the process is there, and is the one that started at `start_time` where that is given.
+
+    One that has ended and that its parent has not waited for is not: a notebook that started a detached pool never
+    waits for it.
+    """
+    fields = _stat(pid)
+    if fields is None or fields[0] in "ZX":
         return False
+    return start_time is None or int(fields[19]) == start_time
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Return the fields of /proc/PID/stat from the state on, or None when there is no such process."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None

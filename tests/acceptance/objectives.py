@@ -59,6 +59,15 @@ def tell_surroundings(trial):
     return 0.0
 
 
+def tell_torch(trial):
+    """Whether torch was there before this module, and what it has done so far."""
+    trial.set_user_attr("loaded_before", "torch" in MODULES_AT_IMPORT)
+    import torch
+
+    trial.set_user_attr("cuda_initialized", torch.cuda.is_initialized())
+    return float(torch.ones(3).sum())
+
+
 def tell_import_environment(trial):
     """A07: the variables that bind it to its card, as they were when this module was imported."""
     trial.set_user_attr("at_import", AT_IMPORT)

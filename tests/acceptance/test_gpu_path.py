@@ -27,6 +27,7 @@ def cards(tmp_path_factory: pytest.TempPathFactory) -> FakeNvml:
 def started(own_settings: None, cards: FakeNvml, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePool]:
     maker = PoolMaker(lambda: tmp_path_factory.mktemp("gpus"))
     made = maker(gpu="all", share=False, budget="85%", max_trials=2, env=cards.env)
+    made.reserved_bytes = cards.cards[0].reserved_bytes
     until(lambda: len(made.devices()) == 2, what="two workers")
     yield made
     maker.close()

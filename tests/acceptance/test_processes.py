@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from optuna.trial import TrialState
-from support.pools import LivePool, check_invariants, facts_of, only
+from support.pools import LivePool, PoolMaker, check_invariants, facts_of, only
 from support.waiting import until
 
 HERE = Path(__file__).parent
@@ -86,7 +86,7 @@ def test_children_run_side_by_side_while_their_leases_stay_within_the_budget(poo
     ended = threading.Event()
 
     def watch() -> None:
-        while not ended.is_set():
+        while not ended.wait(0.02):
             for record in pool.devices():
                 leased.append(sum(trial.lease_bytes for trial in record.running))
 
@@ -165,3 +165,26 @@ def test_whatever_a_trial_started_ends_with_it(pool: LivePool, tmp_path):
     assert len(left) == 9
     assert [pid for pid in left if psutil.pid_exists(pid)] == []
     check_invariants(pool)
+
+
+def test_a_spare_with_torch_waits_for_a_trial_while_the_worker_has_none(make_pool: PoolMaker):
+    """The module is there before the objective is; no CUDA context is, and the parent never imports it."""
+    pytest.importorskip("torch")
+    made = make_pool(preload="torch,psutil", budget="2GiB", max_trials=1)
+    made.vram = "1GiB"  # the module alone takes 200 MiB
+    until(lambda: spares_with(made, "psutil"), what="a spare with torch, and what comes after it", timeout_s=60)
+    trial = only(made.run(f"{OBJECTIVES}:tell_torch"))
+    assert trial.user_attrs["loaded_before"] is True
+    assert trial.user_attrs["cuda_initialized"] is False
+    facts = facts_of(trial)
+    assert facts.spare and facts.handover_s is not None
+    for pid in made.pids().values():
+        assert "torch" not in made.probe(pid)["modules"]
+    check_invariants(made)
+
+
+def spares_with(pool: LivePool, name: str) -> bool:
+    """True when a spare waits that has mapped a library of this name."""
+    worker = psutil.Process(pool.device().pid)
+    children = [child for keeper in worker.children() for child in keeper.children()]
+    return any(f"/{name}/" in entry.path for child in children for entry in child.memory_maps())

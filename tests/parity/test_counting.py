@@ -67,7 +67,7 @@ def test_a_total_is_filled_up_by_whoever_comes(stepped: Stepped) -> None:
 
 
 def test_trials_that_a_user_enqueued_are_taken_first_and_count(stepped: Stepped) -> None:
-    with stepped(slots=3) as pool:
+    with stepped(workers=4) as pool:
         study = optuna.create_study(study_name="e", storage=pool.pool.storage)
         for x in (0.25, 0.5, 0.75):
             study.enqueue_trial({"x": x})
@@ -76,6 +76,10 @@ def test_trials_that_a_user_enqueued_are_taken_first_and_count(stepped: Stepped)
         assert [trial.params["x"] for trial in study.trials[:3]] == [0.25, 0.5, 0.75]
         assert [trial.state for trial in study.trials] == [COMPLETE] * 5
         assert len(one.trials) == 2 and len(two.trials) == 3, "each is taken by one submission"
+        for x in (0.1, 0.2):
+            study.enqueue_trial({"x": x})
+        pool.run(draw, total=7, study_name="e")
+        assert [trial.params["x"] for trial in study.trials[5:]] == [0.1, 0.2], "also when there is no room for more"
 
 
 def test_a_trial_enqueued_while_it_runs_is_taken_next(stepped: Stepped) -> None:

@@ -75,6 +75,23 @@ def test_whoever_sees_the_last_trial_finished_sees_the_stop_too(
         assert states(handle.study) == [COMPLETE] * points
 
 
+def test_the_last_points_of_a_grid_end_at_the_same_moment_on_two_workers(stepped: Stepped) -> None:
+    """The second one must not take what it has read of the first a moment ago for the truth."""
+    with stepped(workers=2) as pool:
+        sampler = GridSampler({"x": [1], "y": [1, 2]}, seed=1)
+        handle = pool.submit(lambda trial: len(trial.study.trials) + objectives.grid(trial), 10, sampler=sampler)
+        for worker in pool.workers:
+            worker.tell_registry()
+        pool.coordinator.turn()
+        for worker in pool.workers:
+            assert pool.start_on(worker) is not None
+        for worker in pool.workers:
+            worker.settle(worker.running[0])
+        assert handle.state == "stopping"
+        pool.drive(handle)
+        assert states(handle.study) == [COMPLETE] * 2
+
+
 class Between:
     """Ends the running trial after the first of the coordinator's reads, whichever that is."""
 

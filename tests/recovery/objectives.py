@@ -33,8 +33,6 @@ def report_of(params, step: int) -> float:
 
 def search(trial):
     """A short study's objective: a conditional search space, reports, pruning."""
-    from optuna import TrialPruned
-
     note("started", trial)
     params = {
         "x": trial.suggest_float("x", -5, 5),
@@ -47,6 +45,8 @@ def search(trial):
         time.sleep(float(os.environ.get("STEP_S", "0.02")))
         trial.report(report_of(params, step), step)
         if trial.should_prune():
+            from optuna import TrialPruned  # only here: it takes longer to import than a trial
+
             note("ended", trial)
             raise TrialPruned()
     note("ended", trial)

@@ -40,7 +40,7 @@ class Processes:
         return self._below(self.host(), "embedded_watch.py")
 
     def valkey(self) -> psutil.Process:
-        return self._below(self.watcher(), "valkey.conf")
+        return self._below(self.watcher(), "valkey-server")
 
     def coordinator(self) -> psutil.Process:
         return self._below(self.host(), "coordinator")
@@ -71,7 +71,7 @@ class Processes:
 
         def find() -> psutil.Process | None:
             for process in _children(parent):
-                if any(part.endswith(word) for part in _cmdline(process)):
+                if any(part.endswith(word) for part in " ".join(_cmdline(process)).split()):
                     return process
             return None
 

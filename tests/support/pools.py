@@ -53,12 +53,15 @@ class LivePool:
 
     pool: vrampool.Pool
     folder: Path
+    reserved_bytes: int = 0  #: by the driver, of each device
+    vram: str = "200MiB"  #: what trials ask for where a test does not say
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     # ---- submitting ----------------------------------------------------------------------------------
 
-    def submit(self, objective: Any, n_trials: int | None = 1, *, vram: Any = "200MiB", **options: Any) -> vrampool.Handle:
+    def submit(self, objective: Any, n_trials: int | None = 1, *, vram: Any = None, **options: Any) -> vrampool.Handle:
         """Submit, with the pool's mark in the trials' environment."""
+        vram = self.vram if vram is None else vram
         env = {MARK: self.mark, **options.pop("env", {})}
         return self.pool.submit(objective, n_trials, vram=vram, env=env, **options)
 
@@ -226,7 +229,10 @@ def _studies(pool: LivePool) -> Iterator[list[FrozenTrial]]:
 
 def _all_free(pool: LivePool) -> bool:
     # Strangers on a GPU, and on the CPU a host that is full, take from what is free; neither is there in tests.
-    return all(not device.running and device.free_bytes >= device.budget_bytes * 0.95 for device in pool.devices())
+    return all(
+        not device.running and device.free_bytes + pool.reserved_bytes >= device.budget_bytes * 0.95
+        for device in pool.devices()
+    )
 
 
 def _remains(pool: LivePool, trials: list[FrozenTrial]) -> Iterator[str]:

@@ -208,6 +208,11 @@ class SteppedPool:
         connect(self.settings.redis or "", role="test").delete(Names(self.settings.pool).leader)
         self.coordinator = self.start_coordinator()
 
+    def reconcile(self) -> None:
+        """Have the coordinator compare what waits with the queue, which it does every other second."""
+        self.coordinator._reconciled_at_s = -1e9
+        self.coordinator.turn()
+
     def let_time_out(self, handle: vrampool.Handle) -> None:
         """Make a submission look so old that its time is up."""
         assert handle.spec.timeout_s is not None

@@ -40,20 +40,31 @@ class QueuePort:
         self._execution_ttl_s = execution_ttl_s
         self._history = History(connection, pool)
         self._events = Events(connection, pool)
+        self._doubtful: set[str] = set()
+        self.refused: dict[str, str] = {}  #: submissions whose jobs this worker cannot trust: id -> reason
 
     def take(self, offer: Offer) -> tuple[Taken, Ticket] | None:
-        """Take a trial that fits. What is not signed by this pool is thrown away, and the next is tried.
+        """Take a trial that fits.
+
+        What is not signed by this pool is thrown away: the coordinator makes the job of a trial that waits anew. Is the
+        new one refused as well, then it is not the job that is wrong, but the secret or the version of one of the two
+        sides: it is left for other workers.
 
         Raises:
-            MessageError: what was taken is refused; it was thrown away.
+            MessageError: what was taken is refused.
         """
         taken = take(self._connection, self._pool, offer)
         if taken is None:
             return None
         try:
             return taken, open_taken(self._signer, self._pool, taken)
-        except MessageError:
-            discard(self._connection, self._pool, taken.job_id, offer.lease_id)
+        except MessageError as error:
+            if taken.job_id in self._doubtful:
+                self.refused[taken.submission_id] = str(error)
+                self.put_back(taken.job_id, offer.lease_id, refused=True)
+            else:
+                self._doubtful.add(taken.job_id)
+                self.discard(taken.job_id, offer.lease_id)
             raise
 
     def begin(self, job_id: str) -> str | None:

@@ -6,6 +6,7 @@ others see: birth and death, state, heartbeats, executions, commands, suspension
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -22,7 +23,7 @@ from rq.suspension import is_suspended
 from rq.worker import BaseWorker, WorkerStatus
 
 from vrampool.errors import DeviceLostError, InputError
-from vrampool.queueing import Events, Liveness, Registry, WorkerRecord
+from vrampool.queueing import Events, Liveness, Registry, TransientRedisError, WorkerRecord
 from vrampool.queueing import renew as renew_executions
 from vrampool.settings import Settings, load_settings
 from vrampool.signing import Signer, load_secret
@@ -93,7 +94,7 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
             stack.callback(listener.close)
             listener.start()
             self._beat.start()
-            stack.callback(self._registry.remove, self.name)
+            stack.callback(self._leave_registry)
             stack.callback(self._beat.stop)
             _log.info("worker %s: %s, budget %s", self.name, device.name, loop.ledger.budget_bytes)
             loop.run()
@@ -101,6 +102,17 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
             if loop.exit_code == DeviceLostError.exit_code:
                 _log.error("the device is lost; the worker ends with code %s", loop.exit_code)
             return loop.finished_trials > 0
+
+    def teardown(self) -> None:
+        """Leave RQ's books. Without Redis they close by themselves, as they do for a worker that was killed."""
+        try:
+            super().teardown()  # type: ignore[no-untyped-call, unused-ignore]
+        except redis.RedisError as error:
+            _log.warning("RQ was not told of the end: %s", error)
+
+    def _leave_registry(self) -> None:
+        with contextlib.suppress(TransientRedisError):
+            self._registry.remove(self.name)
 
     def _read_settings(self) -> Settings:
         names = self.queue_names()

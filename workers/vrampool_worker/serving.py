@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
 import sys
 
 from vrampool.errors import InputError, VrampoolError
-from vrampool.processes import end_with_parent, keep_secrets
+from vrampool.processes import end_with_keeper, keep_secrets, patiently
 from vrampool.settings import Settings, load_settings
 
 
@@ -19,7 +17,8 @@ def serve(settings: Settings) -> int:
 
     if settings.redis is None or settings.storage is None:
         raise InputError("a worker needs --redis URL and --storage URL (or VRAMPOOL_REDIS and VRAMPOOL_STORAGE)")
-    connection = connect(settings.redis, role="worker")
+    url = settings.redis
+    connection = patiently(lambda: connect(url, role="worker"))
     worker = GpuWorker([settings.pool], connection=connection, settings=settings)
     worker.work()
     return worker.exit_code
@@ -28,8 +27,7 @@ def serve(settings: Settings) -> int:
 def main() -> int:
     """Serve with the settings of the environment; ends in order when its supervisor dies."""
     keep_secrets()
-    if os.environ.get("VRAMPOOL_SUPERVISED"):
-        end_with_parent(signal.SIGTERM)
+    end_with_keeper()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("optuna").setLevel(logging.WARNING)
     settings = Settings()

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from vrampool.errors import DeviceConflictError, VrampoolError
 from vrampool.health import Verdict, look
-from vrampool.processes import RESTARTED, KeptProcess, ServiceManager, end_with_parent, keep_secrets
+from vrampool.processes import RESTARTED, KeptProcess, ServiceManager, end_with_keeper, is_alive, keep_secrets
 from vrampool.settings import Settings, load_settings
 from vrampool.units import parse_budget
 from vrampool_worker.devices import Device, device_lock, find_devices
@@ -43,7 +43,7 @@ class Supervisor:
             KeptProcess(
                 f"worker of {device.id}",
                 [sys.executable, "-m", WORKER_MODULE],
-                env=env | settings.with_changes(gpu=device.id).to_env() | {"VRAMPOOL_SUPERVISED": "1"},
+                env=env | settings.with_changes(gpu=device.id).to_env(),
             )
             for device in devices
         ]
@@ -97,7 +97,7 @@ class Supervisor:
 def main() -> int:
     """Supervise with the settings of the environment."""
     keep_secrets()
-    end_with_parent(signal.SIGTERM)
+    end_with_keeper()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         settings = load_settings()
@@ -111,34 +111,57 @@ def supervise(settings: Settings) -> int:
     """Find the devices and keep a worker on each; checks everything that can be checked before the first start."""
     devices = find_devices(settings, os.environ)
     budgets = [parse_budget(settings.budget, device.total_bytes) for device in devices]
-    check_free(devices, settings)
+    if RESTARTED in os.environ:
+        _tell_ready(max(budgets))  # they were free once, and will be: nobody waits for that
+        await_free(devices, settings)
+    else:
+        check_free(devices, settings)
+        _tell_ready(max(budgets))
+    return Supervisor(settings, devices).run()
+
+
+def _tell_ready(largest_bytes: int) -> None:
     if READY_FD in os.environ:
         fd = int(os.environ.pop(READY_FD))
-        with contextlib.suppress(OSError):  # a restarted supervisor has no such pipe
-            os.write(fd, b"%d\n" % max(budgets))
-            os.close(fd)
-    return Supervisor(settings, devices).run()
+        os.write(fd, b"%d\n" % largest_bytes)
+        os.close(fd)
 
 
 def check_free(devices: Sequence[Device], settings: Settings) -> None:
     """See that no other worker holds any of the devices.
 
-    Where an earlier supervisor died its workers may still drain, so a restarted one is patient.
-
     Raises:
         DeviceConflictError: one is held.
     """
-    patience_s = settings.grace_s + 10 if os.environ.get(RESTARTED) else 0.0
-    deadline = time.monotonic() + patience_s
     for device in devices:
-        while True:
-            try:
-                with device_lock(device.id, settings.share):
-                    break
-            except DeviceConflictError:
-                if time.monotonic() >= deadline:
-                    raise
-                time.sleep(0.2)
+        with device_lock(device.id, settings.share):
+            pass
+
+
+def await_free(devices: Sequence[Device], settings: Settings) -> None:
+    """Wait for the devices where an earlier supervisor of the pool was killed: its workers drain before they end.
+
+    Raises:
+        DeviceConflictError: one is held for longer than draining takes, and by no worker of this pool.
+    """
+    deadline_s = time.monotonic() + settings.grace_s + settings.stop_ask_s + 10
+    told = False
+    while True:
+        try:
+            return check_free(devices, settings)
+        except DeviceConflictError as error:
+            if time.monotonic() >= deadline_s and not _own_worker_lives(settings):
+                raise
+            if not told:
+                _log.warning("waiting for a worker of before: %s", error)
+            told = True
+        time.sleep(0.2)
+
+
+def _own_worker_lives(settings: Settings) -> bool:
+    """True while a worker that keeps its sign of life in our state directory is there, however it is."""
+    signs = [verdict.sign for verdict in look(settings.state_dir)]
+    return any(sign.role == "worker" and is_alive(sign.pid, sign.start_time) for sign in signs)
 
 
 if __name__ == "__main__":

@@ -230,6 +230,7 @@ class WorkerLoop:
         if error is not None:
             if isinstance(error, MessageError):
                 _log.error("a job was refused: %s", error)
+                self.refused.update(self.port.refused)
                 return
             if not isinstance(error, TransientRedisError):
                 _log.error("taking failed", exc_info=error)

@@ -14,7 +14,7 @@ import click
 from vrampool.cli.options import pool_options, take_settings
 from vrampool.errors import InputError
 from vrampool.health import SignOfLife
-from vrampool.processes import ServiceManager, keep_secrets
+from vrampool.processes import ServiceManager, end_with_keeper, keep_secrets, patiently
 
 #: A turn may sample and read the whole study; one that is silent for longer hangs.
 STUCK_S = 60.0
@@ -32,6 +32,7 @@ def coordinator(exit_when_idle: bool, **given: Any) -> int:
     from vrampool.storage import open_storage
 
     keep_secrets()
+    end_with_keeper()
     settings = take_settings(given)
     if settings.redis is None or settings.storage is None:
         record = StateDir(settings).read()
@@ -44,8 +45,9 @@ def coordinator(exit_when_idle: bool, **given: Any) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("optuna").setLevel(logging.WARNING)
     signer = load_secret(settings, create=False)
-    connection = connect(settings.redis, role="coordinator")
-    storage = open_storage(settings.storage, create_schema=True)
+    redis, database = settings.redis, settings.storage
+    connection = patiently(lambda: connect(redis, role="coordinator"))
+    storage = patiently(lambda: open_storage(database, create_schema=True))
     idle = settings.idle_exit_s if exit_when_idle and settings.idle_exit_s else None
     name = f"{socket.gethostname()}-{os.getpid()}"
     sign = SignOfLife(settings.state_dir, "coordinator", "0", name=name, limit_s=STUCK_S)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import select
 import socket
 import time
 from collections.abc import Callable, Container, Sequence
@@ -91,6 +93,7 @@ class Coordinator:
         self._refused: set[str] = set()
         self._epoch: int | None = None
         self._stop = False
+        self._stop_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._renewed_at_s = -1e9
         self._reconciled_at_s = -1e9
         self._reaped_at_s = -1e9
@@ -101,6 +104,14 @@ class Coordinator:
     def stop(self) -> None:
         """Ask `run` to return after the step in hand. Safe in a signal handler."""
         self._stop = True
+        os.eventfd_write(self._stop_fd, 1)  # else a pause is sat out: Python goes on with it after the handler
+
+    def __del__(self) -> None:
+        os.close(self._stop_fd)
+
+    def _rest(self, pause_s: float, *others: int) -> None:
+        """Do nothing for a while; a stop ends it, and whatever is to be read from the other descriptors."""
+        select.select([self._stop_fd, *others], [], [], pause_s)
 
     def run(self) -> None:
         """Lead and tend until `stop`, or until idle for long."""
@@ -114,7 +125,8 @@ class Coordinator:
                         _log.info("nothing to do for %.0f s: the coordinator ends", self._idle_exit_s)
                         break
                     pause_s = 0.2
-                    wake.wait(self._pause_s())
+                    self._rest(self._pause_s(), wake.fileno())
+                    wake.read()
                 except StaleLeaderError:
                     _log.warning("another coordinator leads now")
                     self._epoch = None
@@ -124,10 +136,11 @@ class Coordinator:
                     self._show("waiting", str(error).splitlines()[0])
                     if isinstance(error, TransientRedisError):
                         self._reaper.forgive(self._clock())
-                    time.sleep(pause_s)
+                    self._rest(pause_s)
                     pause_s = min(pause_s * 2, 5.0)
         if self._epoch is not None:
-            self._leadership.release()
+            with contextlib.suppress(TransientRedisError):  # it runs out by itself
+                self._leadership.release()
 
     def turn(self) -> bool:
         """Lead if no other coordinator does, and tend everything once. False while another one leads."""
@@ -270,6 +283,8 @@ class Coordinator:
         else:
             self._move(tender, ends[tender.row.state], tender.row.reason or "")
         del self._tenders[tender.id]
+        if tender.spec.objective.bundle_sha256 is not None:
+            self._catalog.drop_bundles_of_ended()  # this one too, an hour after it was put: others may be about to use it
 
     # ---- asking ------------------------------------------------------------------------------------
 

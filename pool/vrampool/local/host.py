@@ -20,7 +20,7 @@ from pathlib import Path
 from vrampool.errors import DeviceConflictError, DeviceLostError, InputError, VrampoolError
 from vrampool.local.embedded import EmbeddedValkey
 from vrampool.local.state import PoolRecord, StateDir
-from vrampool.processes import KeptProcess, keep_secrets, process_start_time
+from vrampool.processes import RESTARTED, KeptProcess, keep_secrets, process_start_time
 from vrampool.settings import Settings, load_settings
 from vrampool.signing import load_secret
 
@@ -115,7 +115,8 @@ class Host:
         self._workers = KeptProcess(
             "worker supervisor",
             [sys.executable, "-m", SUPERVISOR_MODULE],
-            env=env | {READY_FD: str(ready_w)},
+            env=env,
+            first_env={READY_FD: str(ready_w)} | ({RESTARTED: "0"} if self._state.was_killed() else {}),
             log=logs / "worker.log",
             pass_fds=(ready_w,),
         )

@@ -79,6 +79,10 @@ class StateDir:
             return None
         return record if is_alive(record.pid, record.start_time) else None
 
+    def was_killed(self) -> bool:
+        """True when the last pool here did not end in order: some of its processes may not have ended yet."""
+        return self.record_file.exists() and self.read() is None
+
     def write(self, record: PoolRecord) -> None:
         self._replace(self.record_file, asdict(record))
 
