@@ -255,7 +255,7 @@ class Pool:
             return  # as Optuna: nothing is asked for, so nothing is done
         if n_jobs is not None and n_jobs != -1:
             options.setdefault("max_concurrent_trials", n_jobs)
-        wanted = {"n_trials": n_trials, "timeout": timeout, "catch": read_kinds(catch)}
+        wanted: dict[str, Any] = {"n_trials": n_trials, "timeout": timeout, "catch": read_kinds(catch)}
         wanted |= {"sampler": study.sampler, "pruner": study.pruner, **options}
         self.check(objective, **wanted)  # before the study is copied
         self._open()

@@ -217,9 +217,7 @@ def test_the_same_from_a_notebook(pool: LivePool):
 
 
 def test_a_request_beyond_every_device_is_refused_by_a_pool_that_runs(pool: LivePool, capsys):
-    done = call(
-        capsys, *("run", OBJECTIVE, "--trials", "1", "--vram", "900GiB", "--state-dir", pool.state_dir)
-    )
+    done = call(capsys, *("run", OBJECTIVE, "--trials", "1", "--vram", "900GiB", "--state-dir", pool.state_dir))
     assert_told(done, "900 GiB", "1.0 GiB", "ask for less")
     check_invariants(pool)
 
@@ -302,11 +300,18 @@ def redis_url(tmp_path_factory) -> Iterator[str]:
 def test_a_database_that_does_not_answer_is_named_without_its_password(tmp_path, secret, redis_url, capsys):
     port = closed_port()
     storage = f"postgresql+psycopg://user:hush@127.0.0.1:{port}/studies"
-    done = call(capsys, *("run", OBJECTIVE, "--trials", "1", "--redis", redis_url, "--storage", storage), "--state-dir", tmp_path)
+    done = call(
+        capsys,
+        *("run", OBJECTIVE, "--trials", "1", "--redis", redis_url, "--storage", storage),
+        "--state-dir",
+        tmp_path,
+    )
     assert_told(done, f"127.0.0.1:{port}/studies")
     assert "hush" not in done.err
     for kind in ("mysql://root@localhost/studies", "nonsense", "sqlite:////no/such/folder/s.db"):
-        told = call(capsys, "run", OBJECTIVE, "--trials", "1", "--redis", redis_url, "--storage", kind, "--state-dir", tmp_path)
+        told = call(
+            capsys, "run", OBJECTIVE, "--trials", "1", "--redis", redis_url, "--storage", kind, "--state-dir", tmp_path
+        )
         assert_told(told)
 
 
@@ -340,7 +345,9 @@ def test_a_local_pool_whose_storage_is_of_another_version_says_so(tmp_path):
     with sqlite3.connect(state / "study.db") as database:
         database.execute("create table alembic_version (version_num varchar(32) not null)")
         database.execute("insert into alembic_version values ('v9.9.9.a')")
-        database.execute("create table version_info (version_info_id integer primary key, schema_version integer, library_version varchar(256))")
+        database.execute(
+            "create table version_info (version_info_id integer primary key, schema_version integer, library_version varchar(256))"
+        )
         database.execute("insert into version_info values (1, 999, '99.0.0')")
     database.close()
     done = commands.run(

@@ -58,7 +58,9 @@ def test_each_card_has_a_worker_of_its_own(gpus: LivePool, cards: FakeNvml):
         assert device.device_kind == "cuda"
 
 
-def test_a_child_sees_exactly_its_workers_card_when_the_objective_is_imported(gpus: LivePool, cards: FakeNvml, tmp_path):
+def test_a_child_sees_exactly_its_workers_card_when_the_objective_is_imported(
+    gpus: LivePool, cards: FakeNvml, tmp_path
+):
     """A07: by UUID, in PCI order, with the allocator's settings; not set after the import, but before."""
     env = {"MEETING": str(tmp_path), "MEETING_SIZE": "2"}
     handle = gpus.run(f"{OBJECTIVES}:meet_on_cards", 6, vram="4GiB", env=env)

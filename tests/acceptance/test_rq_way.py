@@ -16,7 +16,6 @@ from rq.command import send_stop_job_command
 from rq.job import Job, JobStatus
 from rq.suspension import resume, suspend
 from rq.worker import Worker
-from support import commands
 from support.pools import FAST, LivePool, check_invariants, facts_of, only
 from support.waiting import until
 
@@ -196,7 +195,9 @@ def test_a_burst_worker_ends_when_nothing_is_left(by_hand: LivePool, tmp_path):
     """`rq worker --burst`, and `vrampool worker` beside it: both serve the same pool and end in order."""
     parts = OpenPool(by_hand.folder, str(by_hand.pool.settings.redis))
     handle = by_hand.submit(f"{OBJECTIVES}:one", 4)
-    burst = parts.start(RQ, "worker", "--burst", "--worker-class", "vrampool_worker.GpuWorker", "--url", parts.redis, "by-hand")
+    burst = parts.start(
+        RQ, "worker", "--burst", "--worker-class", "vrampool_worker.GpuWorker", "--url", parts.redis, "by-hand"
+    )
     assert burst.wait(40) == 0
     handle.wait(30)
     second = parts.start(sys.executable, "-m", "vrampool", "worker", "--gpu", "cpu")

@@ -121,7 +121,7 @@ def test_a_large_data_set_in_a_closure_is_refused_before_anything_is_there(pool:
     """A12: with its size, the limit, and the name of what is so large."""
     pool.idle()
     before = state_of(pool)
-    X = numpy.zeros(2_000_000)  # noqa: N806 - the name a user would give it
+    X = numpy.zeros(2_000_000)
 
     def objective(trial):
         return float(X.sum()) + trial.suggest_float("x", 0, 1)
@@ -211,7 +211,9 @@ def test_an_objective_by_path_can_import_what_lies_beside_it_and_sees_the_newest
     target.write_text("def objective(trial):\n    return 4.0\n")
     gate.touch()
     until(lambda: handle.without_worker() is not None or handle.progress().final, what="a word about the change")
-    assert re.search("other source code|not the file that was submitted", handle.without_worker() or facts_of(only(handle)).text)
+    assert re.search(
+        "other source code|not the file that was submitted", handle.without_worker() or facts_of(only(handle)).text
+    )
     handle.cancel()
     handle.wait(30)
     blocker.wait(30)

@@ -48,7 +48,9 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> Done:
     return Done(code, captured.out, captured.err)
 
 
-def start(*arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> subprocess.Popen[str]:
+def start(
+    *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.Popen[str]:
     """Start a command as a program; in a process group of its own, as a shell does."""
     return subprocess.Popen(
         [sys.executable, "-m", "vrampool", *map(str, arguments)],

@@ -65,7 +65,9 @@ class LivePool:
         env = {MARK: self.mark, **options.pop("env", {})}
         return self.pool.submit(objective, n_trials, vram=vram, env=env, **options)
 
-    def run(self, objective: Any, n_trials: int | None = 1, *, limit_s: float = LIMIT_S, **options: Any) -> vrampool.Handle:
+    def run(
+        self, objective: Any, n_trials: int | None = 1, *, limit_s: float = LIMIT_S, **options: Any
+    ) -> vrampool.Handle:
         """Submit and wait for the end."""
         return self.submit(objective, n_trials, **options).wait(limit_s)
 
@@ -160,7 +162,7 @@ class PoolMaker:
 living: list[LivePool] = []
 
 
-class variables:  # noqa: N801 - reads as a statement where it is used
+class variables:
     """Set environment variables for as long as the block lasts."""
 
     def __init__(self, values: dict[str, str]) -> None:

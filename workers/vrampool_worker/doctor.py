@@ -40,7 +40,7 @@ def _device(device: Device, settings: Settings) -> Found:
     budget = parse_budget(settings.budget, device.total_bytes)
     text = f"{device.name}, {format_bytes(device.total_bytes)}, budget {format_bytes(budget)}"
     reading = device.read()
-    if reading.unknown:
+    if reading.unknown and device.kind == "cuda":
         text += f"; it does not tell {', '.join(reading.unknown)}"
     if reading.used_bytes is not None:
         text += f"; {format_bytes(reading.used_bytes)} in use"
