@@ -133,6 +133,20 @@ def test_infra_failures_of_all_kinds_share_their_retries() -> None:
     assert step(crashed, lost, again) == Final(True, "killed by signal 9, 3 attempts")
 
 
+@pytest.mark.parametrize(("limit", "losses", "request_bytes"), [(2, 1, 8 * GIB), (2, 2, None), (1, 1, None)])
+def test_the_last_attempt_after_lost_workers_is_alone(limit: int, losses: int, request_bytes: int | None) -> None:
+    """One of the trials that were lost together may kill its worker each time: the others must not run beside it."""
+    spec = SubmissionSpec("s1", "study", ObjectiveRef("import", "m:f"), max_infra_retries=limit)
+    found = step(*(attempt(number, lost="gone") for number in range(losses)), spec=spec)
+    assert isinstance(found, Retry)
+    assert found.request_bytes == request_bytes
+
+
+def test_the_last_attempt_after_a_crash_of_its_own_needs_no_device_for_itself() -> None:
+    lost, crashed = attempt(0, lost="gone"), attempt(1, EndKind.CRASHED, text="killed by signal 9")
+    assert step(lost, crashed) == Retry(8 * GIB, "killed by signal 9")
+
+
 def test_preempted_attempts_and_victims_are_free_of_charge() -> None:
     free = [attempt(number, EndKind.PREEMPTED) for number in range(10)]
     victim = oom(10, Verdict.VICTIM, 8)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import optuna
-from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
@@ -27,6 +26,12 @@ class Link:
     def __init__(self, study: optuna.Study, study_name: str) -> None:
         self.study = study
         self.study_name = study_name  #: of the study in the pool's storage
+
+    def begin(self) -> None:
+        """The submission is made: its trials are the pool's from now on."""
+
+    def abandon(self) -> None:
+        """There is no submission after all: leave everything as it was."""
 
     def update(self) -> None:
         """Bring the user's study up to date."""
@@ -47,6 +52,7 @@ class Link:
         bar = _Bar(handle.spec.n_trials) if show_progress_bar else None
         raised: Exception | None = None
         try:
+            self.begin()
             for progress in handle.watch():
                 try:
                     if raised is None:
@@ -108,24 +114,20 @@ class MirrorLink(Link):
         for key, value in study.user_attrs.items():
             storage.set_study_user_attr(self._id, key, value)
         for trial in study.get_trials(deepcopy=False):
-            self._copy(trial)
+            copied_id = storage.create_new_trial(self._id, trial)
+            if trial.state == TrialState.WAITING:
+                self._open.add(trial.number)
+            elif not trial.state.is_finished():
+                self._foreign.append(copied_id)
+            self._ids.append(trial._trial_id)
 
-    def _copy(self, trial: FrozenTrial) -> None:
-        # Claimed here, run there: a later `study.optimize` must not run it a second time.
-        claimed = trial.state == TrialState.WAITING and self._claim(trial._trial_id)
-        found = trial if claimed else self._own.get_trial(trial._trial_id)
-        copied_id = self._storage.create_new_trial(self._id, found)
-        if claimed:
-            self._open.add(len(self._ids))
-        elif not found.state.is_finished():
-            self._foreign.append(copied_id)
-        self._ids.append(trial._trial_id)
+    def begin(self) -> None:
+        for number in self._open:
+            # Claimed here, run there: a later `study.optimize` must not run it a second time.
+            self._own.set_trial_state_values(self._ids[number], TrialState.RUNNING)
 
-    def _claim(self, trial_id: int) -> bool:
-        try:
-            return bool(self._own.set_trial_state_values(trial_id, TrialState.RUNNING))
-        except UpdateFinishedTrialError:
-            return False
+    def abandon(self) -> None:
+        self._storage.delete_study(self._id)
 
     def update(self) -> None:
         for trial in self._storage.get_all_trials(self._id, deepcopy=False):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from optuna.study import StudyDirection
 
 from vrampool import mirror
 from vrampool.asking import build_spec, read_directions, read_kinds
-from vrampool.errors import InputError, OutOfScopeError, RequestError, StudyError, UnreachableError
+from vrampool.errors import InputError, MessageError, OutOfScopeError, RequestError, StudyError, UnreachableError
 from vrampool.handle import Callback, Handle
 from vrampool.local.starting import LocalPool, attach_or_start
 from vrampool.messages import SubmissionSpec
@@ -263,7 +264,11 @@ class Pool:
         self._optimizing.add(study.study_name)
         try:
             directions = [item.name.lower() for item in study.directions]
-            handle = self.submit(objective, study_name=link.study_name, directions=directions, **wanted)
+            try:
+                handle = self.submit(objective, study_name=link.study_name, directions=directions, **wanted)
+            except BaseException:
+                link.abandon()
+                raise
             link.follow(handle, list(callbacks or ()), show_progress_bar)
         finally:
             self._optimizing.discard(study.study_name)
@@ -353,9 +358,15 @@ class Pool:
         return self._handle(open_spec(self._signer, newest.id, newest.spec_text))
 
     def handles(self) -> list[Handle]:
-        """Return a handle for every submission of the pool, oldest first."""
+        """Return a handle for every submission of the pool, oldest first; one that cannot be read is warned of."""
         self._open()
-        return [self._handle(open_spec(self._signer, row.id, row.spec_text)) for row in self._catalog.submissions()]
+        found = []
+        for row in self._catalog.submissions():
+            try:
+                found.append(self._handle(open_spec(self._signer, row.id, row.spec_text)))
+            except MessageError as error:
+                warnings.warn(f"submission {row.id} of study {row.study_name!r} is left out: {error}", stacklevel=2)
+        return found
 
     def devices(self) -> list[WorkerRecord]:
         """Return what each live worker last said of its device."""

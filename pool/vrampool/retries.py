@@ -103,6 +103,9 @@ def _after_failure(
 def _after_infra(trial: FrozenTrial, spec: SubmissionSpec, attempts: Sequence[FrozenTrial], text: str) -> Step:
     charged = _INFRA_ENDS | ({EndKind.TIMEOUT} if spec.retry_timeouts else set())
     failures = sum(_end_of(attempt) in charged for attempt in attempts)
+    if failures == spec.max_infra_retries and _end_of(trial) == EndKind.LOST:
+        # A worker dies with all its trials, and one of them may have been to blame: the last attempt at each is alone.
+        return Retry(None, f"{text}: it gets a device for itself")
     if failures <= spec.max_infra_retries:
         return Retry(requested_bytes(trial), text)
     return Final(True, text if failures == 1 else f"{text}, {failures} attempts")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import platform
 import socket
 import sqlite3
@@ -183,7 +182,7 @@ def test_the_same_from_a_notebook(pool: LivePool):
             return 1.0
 
     async def asynchronous(trial):
-        await asyncio.sleep(0)
+        return 1.0
 
     studies = len(pool.pool.storage.get_all_studies())
     wrong = [
@@ -346,7 +345,8 @@ def test_a_local_pool_whose_storage_is_of_another_version_says_so(tmp_path):
         database.execute("create table alembic_version (version_num varchar(32) not null)")
         database.execute("insert into alembic_version values ('v9.9.9.a')")
         database.execute(
-            "create table version_info (version_info_id integer primary key, schema_version integer, library_version varchar(256))"
+            "create table version_info (version_info_id integer primary key, schema_version integer, "
+            "library_version varchar(256))"
         )
         database.execute("insert into version_info values (1, 999, '99.0.0')")
     database.close()

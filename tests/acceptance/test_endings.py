@@ -1,4 +1,4 @@
-"""How a trial may go wrong without saying so: killed, hung, flooding, crashed. It is told, and costs only that trial."""
+"""How a trial may go wrong without saying so: killed, hung, flooding, crashed. It costs only that trial."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from optuna.trial import TrialState
-from support.fake_nvml import GIB, FakeCard, FakeNvml
+from support.fake_nvml import GIB, FakeNvml
 from support.pools import LivePool, PoolMaker, check_invariants, facts_of, only
 from support.waiting import until
 
@@ -39,14 +39,9 @@ def gpus(started: LivePool) -> Iterator[LivePool]:
     started.clear()
 
 
-def two(cards: FakeNvml) -> tuple[FakeCard, FakeCard]:
-    small, large = cards.cards
-    return small, large
-
-
 def test_each_card_has_a_worker_of_its_own(gpus: LivePool, cards: FakeNvml):
     """With its size, its budget and its name."""
-    small, large = two(cards)
+    small, large = cards.cards
     found = {device.device_id: device for device in gpus.devices()}
     assert set(found) == {small.uuid, large.uuid}
     assert len({device.pid for device in found.values()}) == 2
@@ -74,7 +69,7 @@ def test_a_child_sees_exactly_its_workers_card_when_the_objective_is_imported(
         for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
             assert "expandable_segments:True" in told["at_import"][name]
         used.add(facts.device)
-    assert used == {card.uuid for card in two(cards)}, "both cards were used"
+    assert used == {card.uuid for card in cards.cards}, "both cards were used"
     check_invariants(gpus)
 
 
@@ -105,7 +100,7 @@ def test_a_bundled_objective_is_opened_with_the_card_set(gpus: LivePool):
 
 
 def test_a_trial_that_fits_the_large_card_alone_goes_there(gpus: LivePool, cards: FakeNvml):
-    small, large = two(cards)
+    _, large = cards.cards
     handle = gpus.run(f"{OBJECTIVES}:tell_import_environment", 3, vram="12GiB")
     assert {facts_of(trial).device for trial in handle.trials} == {large.uuid}
     check_invariants(gpus)
@@ -130,7 +125,7 @@ def test_the_parents_own_environment_stays_as_it_was(gpus: LivePool):
 
 def test_memory_is_measured_on_the_card_that_is_used(gpus: LivePool, cards: FakeNvml):
     """A07 on unlike cards, and the proof that it came back: use before, during and after a trial that holds 3 GiB."""
-    small, large = two(cards)
+    _, large = cards.cards
     handle = gpus.run(f"{OBJECTIVES}:hold_card_memory", 1, vram="12GiB")
     trial = only(handle)
     facts = facts_of(trial)

@@ -1,4 +1,4 @@
-"""Memory on the CPU device: measured alone, then shared; a trial that takes too much is stopped, and tried with more."""
+"""Memory on the CPU device: measured alone, then shared; a trial that takes too much is stopped and tried with more."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def end_of(trial: FrozenTrial) -> tuple[str, str | None]:
 
 
 def test_a_study_of_unknown_memory_begins_alone_and_goes_on_side_by_side(pool: LivePool, tmp_path):
-    """The first trial has the device to itself until it reports; from then on requests follow from what was measured."""
+    """The first trial has the device to itself until it reports; then requests follow from what was measured."""
     pool.idle()
     handle = pool.run(f"{OBJECTIVES}:hold_then_meet", 4, vram="auto", env={"MEETING": str(tmp_path)})
     assert {trial.state for trial in handle.trials} == {COMPLETE}
@@ -80,7 +80,7 @@ def test_a_child_over_its_lease_is_stopped_and_tried_again_with_more(small_pool:
 def test_what_fits_no_device_is_pruned_with_a_constraint_and_not_tried_again(small_pool: LivePool, objective):
     """Larger and larger up to the whole budget, then infeasible: no value, one finished trial."""
     handle = small_pool.run(f"{OBJECTIVES}:{objective}", vram="100MiB")
-    *before, last = handle.trials
+    *before, _ = handle.trials
     assert [end_of(trial) for trial in before] == [(EndKind.OOM, Verdict.CULPRIT)] * len(before)
     asked = requests(handle)
     assert asked == sorted(set(asked)), "each attempt with more"

@@ -16,6 +16,7 @@ from rq.command import send_stop_job_command
 from rq.job import Job, JobStatus
 from rq.suspension import resume, suspend
 from rq.worker import Worker
+from support import pools
 from support.pools import FAST, LivePool, check_invariants, facts_of, only
 from support.waiting import until
 
@@ -77,12 +78,12 @@ def parts_by_hand(own_settings: None, tmp_path_factory: pytest.TempPathFactory) 
             parts.start(RQ, "worker", "--worker-class", "vrampool_worker.GpuWorker", "--url", server.url, "by-hand")
             pool = vrampool.Pool(**parts.settings)
             made = LivePool(pool, folder)
-            commands_living(made)
+            pools.living.append(made)
             until(made.devices, what="a worker")
             yield made
+            pools.living.remove(made)
             pool.close()
         finally:
-            commands_living(None)
             parts.stop()
     assert [process.returncode for process in parts.processes] == [0, 0]
 
@@ -91,13 +92,6 @@ def parts_by_hand(own_settings: None, tmp_path_factory: pytest.TempPathFactory) 
 def by_hand(parts_by_hand: LivePool) -> Iterator[LivePool]:
     yield parts_by_hand
     parts_by_hand.clear()
-
-
-def commands_living(made: LivePool | None) -> None:
-    """Show this pool's logs too when a test fails."""
-    from support import pools
-
-    pools.living[:] = [one for one in pools.living if one.folder.name[:7] != "by-hand"] + ([made] if made else [])
 
 
 def test_a_worker_started_rqs_way_runs_trials(by_hand: LivePool):

@@ -131,6 +131,23 @@ def test_every_random_state_of_a_sampler_is_seeded(sampler: samplers.BaseSampler
     assert {id(state) for state in RandomStates(opened)._states} == {id(state) for state in held} != set()
 
 
+@pytest.mark.parametrize("sampler", [item for item in SAMPLERS if not isinstance(item, samplers.QMCSampler)], ids=str)
+def test_a_sampler_that_was_used_before_serves_a_study_in_another_database(
+    sampler: samplers.BaseSampler, tmp_path: Path
+) -> None:
+    """It remembers the id of the study it was used with; the same study has another one in the pool's storage."""
+
+    def objective(trial: optuna.Trial) -> float:
+        return float(trial.suggest_int("x", 1, 3) + len(str(trial.suggest_categorical("y", ["a", None]))))
+
+    optuna.create_study(sampler=sampler).optimize(objective, n_trials=3)
+    other = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'other.db'}")
+    for name in ("first", "second"):
+        study = optuna.create_study(study_name=name, storage=other, sampler=open_sampler(dump_sampler(sampler)))
+        study.optimize(objective, n_trials=2, catch=ValueError)
+        assert not [trial for trial in study.trials if trial.state == optuna.trial.TrialState.RUNNING]
+
+
 def test_a_class_of_the_users_is_seeded_in_its_own_way() -> None:
     sampler = Own()
     RandomStates(sampler).seed_for(WORKER, 1)

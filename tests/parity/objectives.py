@@ -221,3 +221,13 @@ def grid_killed_once(trial):
     if trial.number == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     return grid(trial)
+
+
+def leave_everything(trial):
+    x = trial.suggest_float("x", 0, 1)
+    time.sleep(0.3 if trial.number % 3 == 0 else 0.0)
+    trial.set_user_attr("number", trial.number)
+    trial.set_constraint("size", -trial.number)
+    trial.report(0.0, 0)
+    trial.report(x, 1)
+    return x

@@ -46,6 +46,20 @@ def test_n_trials_is_exact_whatever_the_number_of_workers(stepped: Stepped, work
         assert again.state == "done" and len(again.study.trials) == 20, "a full study is not added to"
 
 
+def test_n_trials_is_exact_while_workers_come_and_go(stepped: Stepped) -> None:
+    """A24."""
+    with stepped(workers=2, slots=2) as pool:
+        handle = pool.submit(draw, 24)
+        for turn in range(12):
+            pool.turn(lasts_long)
+            if turn % 3 == 0:
+                pool.add_worker()
+            if turn % 4 == 1:
+                pool.remove_worker()
+        pool.drive(handle, lasts=lasts_long)
+        assert [trial.state for trial in handle.study.trials] == [COMPLETE] * 24
+
+
 def test_a_total_is_filled_up_by_whoever_comes(stepped: Stepped) -> None:
     """What the user ran himself counts, and trials that failed by their own fault; what was cancelled does not."""
     with stepped(slots=4) as pool:

@@ -90,7 +90,7 @@ SEARCHES: dict[str, tuple[Any, Callable[[int], samplers.BaseSampler], int]] = {
     "mixed, NSGA-II": (mixed, lambda seed: samplers.NSGAIISampler(seed=seed, population_size=10), 40),
     "conditional, TPE": (conditional, lambda seed: samplers.TPESampler(seed=seed), 40),
     "Branin, QMC": (branin, lambda seed: samplers.QMCSampler(seed=seed), 32),
-    "Branin, GP": (branin, lambda seed: samplers.GPSampler(seed=seed), 16),
+    "Branin, GP": (branin, lambda seed: samplers.GPSampler(seed=seed, n_startup_trials=6), 18),
 }
 
 
@@ -113,7 +113,7 @@ def test_a_trial_is_asked_for_as_late_as_in_optuna(stepped: Stepped, workers: in
 @pytest.mark.parametrize("name", SEARCHES)
 def test_a_search_in_the_pool_ends_as_well_as_one_of_optuna_alone(stepped: Stepped, name: str) -> None:
     objective, sampler, n_trials = SEARCHES[name]
-    seeds = range(4 if "GP" in name else 12)
+    seeds = range(8 if "GP" in name else 12)
     alone = [best_alone(objective, sampler(seed), n_trials) for seed in seeds]
     found = []
     with stepped(workers=2, slots=2) as pool:

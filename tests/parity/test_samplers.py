@@ -77,7 +77,7 @@ def check_conditional(trial: optuna.trial.FrozenTrial) -> None:
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_sampler_samples_what_the_objective_asks_for(stepped: Stepped, name: str) -> None:
     """Four trials at once on two workers; as many, and as many different ones, as Optuna alone tries."""
-    count = 7 if name == "GP" else 14  # each of its proposals is a fit
+    count = 7 if name == "GP" else 13  # each of its proposals is a fit
     with stepped(workers=2, slots=2) as pool:
         handle = pool.run(mixed, count, sampler=SAMPLERS[name]())
         trials = [trial for trial in handle.study.trials if trial.state == COMPLETE]
@@ -100,7 +100,7 @@ def test_a_sampler_samples_what_the_objective_asks_for(stepped: Stepped, name: s
 def test_a_sampler_samples_a_conditional_space(stepped: Stepped, name: str) -> None:
     """No trial has a parameter that it did not ask for, nor a value outside the range that it asked for."""
     objective = conditional if name != "BruteForce" else objectives.tree
-    count = 8 if name == "GP" else 16
+    count = 7 if name == "GP" else 10
     with stepped(workers=2, slots=2) as pool:
         handle = pool.run(objective, count, sampler=SAMPLERS[name]())
         trials = [trial for trial in handle.study.trials if trial.state == COMPLETE]
@@ -121,10 +121,10 @@ def test_a_space_that_changes_in_the_middle_of_a_study(stepped: Stepped) -> None
     def after(trial: Any) -> float:
         return float(trial.suggest_float("x", 5, 9) + trial.suggest_int("new", 1, 3))
 
-    for name in ("TPE", "CMA-ES", "NSGA-II", "QMC", "GP"):
+    for name in ("TPE", "CMA-ES", "QMC"):
         with stepped(slots=3) as pool:
-            pool.run(before, 6, study_name="s", sampler=SAMPLERS[name]())
-            handle = pool.run(after, 6, study_name="s", sampler=SAMPLERS[name]())
+            pool.run(before, 5, study_name="s", sampler=SAMPLERS[name]())
+            handle = pool.run(after, 5, study_name="s", sampler=SAMPLERS[name]())
             for trial in handle.trials:
                 assert trial.state == COMPLETE
                 assert list(trial.params) == ["x", "new"] and 5 <= trial.params["x"] <= 9
@@ -164,8 +164,8 @@ def test_constraints_reach_the_samplers_that_heed_them(stepped: Stepped) -> None
     shares = []
     for sampler in (samplers.TPESampler(seed=1, n_startup_trials=8), samplers.RandomSampler(seed=1)):
         with stepped(slots=2) as pool:
-            handle = pool.run(objective, 40, sampler=sampler)
-            late = handle.study.trials[20:]
+            handle = pool.run(objective, 30, sampler=sampler)
+            late = handle.study.trials[15:]
             shares.append(sum(trial.params["x"] > 0.5 for trial in late))
             assert handle.best_trial.params["x"] <= 0.5
     assert shares[0] < shares[1]

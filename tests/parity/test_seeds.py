@@ -54,11 +54,11 @@ def draws(study: optuna.Study) -> list[float]:
 def test_a_seed_repeats_a_run_of_one_trial_at_a_time(stepped: Stepped, name: str) -> None:
     """A51. On whatever number of workers, for the numbers follow from the seed and the trial, not from who draws."""
     found: list[Points] = []
-    for workers in (1, 1, 2):
+    for workers in (1, 2):
         with stepped(workers=workers) as pool:
-            found.append(points(pool.run(ask, 12, sampler=SEEDED[name](), max_concurrent_trials=1).study))
-    assert found[0] == found[1] == found[2]
-    assert len({str(point) for point in found[0]}) > 4
+            found.append(points(pool.run(ask, 9, sampler=SEEDED[name](), max_concurrent_trials=1).study))
+    assert found[0] == found[1]
+    assert len({str(point) for point in found[0]}) > 3
 
 
 def test_another_seed_gives_another_run(stepped: Stepped) -> None:
@@ -73,7 +73,7 @@ def test_the_submissions_seed_repeats_a_run_with_optunas_default_sampler(stepped
     found = []
     for seed in (3, 3, 4):
         with stepped() as pool:
-            found.append(points(pool.run(ask_finely, 14, seed=seed, max_concurrent_trials=1).study))
+            found.append(points(pool.run(ask_finely, 5, seed=seed, max_concurrent_trials=1).study))
     assert found[0] == found[1] != found[2]
 
 
@@ -89,7 +89,7 @@ def test_without_a_seed_no_run_is_like_another(stepped: Stepped) -> None:
 def test_workers_with_one_seed_never_draw_the_same(stepped: Stepped, name: str) -> None:
     """A51: eight at once, from the very first trials, which no plan holds."""
     with stepped(workers=8) as pool:
-        found = draws(pool.run(ask_finely, 24, sampler=SEEDED[name]()).study)
+        found = draws(pool.run(ask_finely, 16, sampler=SEEDED[name]()).study)
     assert len(set(found)) == len(found)
 
 

@@ -128,6 +128,18 @@ def test_a_timeout_cancels_what_waits_and_waits_for_what_runs(stepped: Stepped) 
         assert handle.state == "stopped" and handle.reason == "timeout 1000 s"
 
 
+def test_a_sampler_that_raises_ends_its_submission_and_no_other(stepped: Stepped) -> None:
+    """The trial that it was asked for is there already, without a plan: it is cancelled like one that waits."""
+    with stepped(slots=2) as pool:
+        pool.run(objectives.draw, 2, study_name="b")
+        broken = pool.submit(objectives.draw, 4, study_name="b", sampler="parity.samplers:Broken")
+        good = pool.submit(objectives.draw, 4)
+        pool.drive(broken, good)
+        assert broken.state == "failed" and "sampler raised ZeroDivisionError: no points today" in broken.reason
+        assert [trial.state for trial in broken.trials] == [FAIL] and broken.finished_roots() == []
+        assert states(good.study) == [COMPLETE] * 4
+
+
 def test_a_lost_trial_is_not_tried_again_after_a_stop(stepped: Stepped) -> None:
     from vrampool.storage import fail_lost
 

@@ -10,9 +10,10 @@ from typing import Any
 import optuna
 import pytest
 from optuna.samplers import RandomSampler
-from parity import trial_checks
+from parity import trial_running
 from parity.samplers import AtSecondStep
-from parity.trial_checks import CHECKS, GIVEN, SETUPS, Check
+from parity.trial_checks import CHECKS, GIVEN, Check, Relative
+from parity.trial_running import SETUPS
 from support.child_driver import ChildDriver
 
 PAGE = Path(__file__).parents[2] / "docs" / "parity.md"
@@ -32,7 +33,7 @@ def study_of(setup: str) -> optuna.Study:
     if setup == "several":
         options["directions"] = ["minimize", "maximize"]
     if setup == "relative":
-        options["sampler"] = trial_checks.Relative()
+        options["sampler"] = Relative()
     study = optuna.create_study(**options)
     if setup == "given":
         study.enqueue_trial(GIVEN)
@@ -47,9 +48,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Found]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for setup in SETUPS:
-            results["Trial", setup] = trial_checks.run_all(study_of(setup).ask(), setup, "Trial")
-            results["FixedTrial", setup] = trial_checks.run_all(optuna.trial.FixedTrial(GIVEN), setup, "FixedTrial")
-            story = driver.run(getattr(trial_checks, f"in_child_{setup}"), study=study_of(setup))
+            results["Trial", setup] = trial_running.run_all(study_of(setup).ask(), setup, "Trial")
+            results["FixedTrial", setup] = trial_running.run_all(optuna.trial.FixedTrial(GIVEN), setup, "FixedTrial")
+            story = driver.run(getattr(trial_running, f"in_child_{setup}"), study=study_of(setup))
             assert story.trial is not None
             results["ProxyTrial", setup] = story.trial.user_attrs.get("found", {"": str(story)})
     yield results

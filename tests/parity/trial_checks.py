@@ -1,8 +1,7 @@
 """What an objective may expect of its trial, as checks that are run on each class of trial.
 
-They follow the subjects of Optuna's own tests of its trials, whose names they bear. A check runs where the trial is: in
-the test's process for Optuna's classes, in a child for the proxy. All checks of one setup share a trial, so each uses
-names of its own.
+They follow the subjects of Optuna's own tests of its trials. `trial_running` runs them. All checks of one setup share a
+trial, so each uses names of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import datetime
 import math
 import pickle
-import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -384,46 +382,3 @@ def relative_parameters(trial):
         trial.suggest_int("y2", 1, 100, log=True)
     with pytest.raises(ValueError):
         trial.suggest_float("z", 0, 10)
-
-
-SETUPS = tuple(dict.fromkeys(item.setup for item in CHECKS))
-
-
-def applying(setup: str, kind_of_trial: str) -> list[Check]:
-    return [item for item in CHECKS if item.setup == setup and kind_of_trial not in item.excused]
-
-
-def run_all(trial: Any, setup: str, kind_of_trial: str) -> dict[str, str]:
-    """Run the checks of a setup on one trial. Returns what went wrong by the check's name; empty texts are good."""
-    found = {}
-    for item in applying(setup, kind_of_trial):
-        try:
-            item.run(trial)
-        except BaseException:
-            found[item.name] = traceback.format_exc()
-        else:
-            found[item.name] = ""
-    return found
-
-
-# Objectives, one for each setup: what the child of a proxy runs.
-
-
-def in_child_given(trial):
-    trial.set_user_attr("found", run_all(trial, "given", "ProxyTrial"))
-    return 1.0
-
-
-def in_child_pruner(trial):
-    trial.set_user_attr("found", run_all(trial, "pruner", "ProxyTrial"))
-    return 1.0
-
-
-def in_child_relative(trial):
-    trial.set_user_attr("found", run_all(trial, "relative", "ProxyTrial"))
-    return 1.0
-
-
-def in_child_several(trial):
-    trial.set_user_attr("found", run_all(trial, "several", "ProxyTrial"))
-    return 1.0, 2.0

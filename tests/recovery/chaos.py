@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +84,7 @@ class Chaos:
     def run(self) -> list[str]:
         """Run the study to its end; return every broken invariant, none when all is well."""
         self._dice = random.Random(self.seed)
+        self._name = f"chaos-{uuid.uuid4().hex[:6]}"
         self._began_s = time.monotonic()
         self._script = self._submit()
         handle = self._handle()
@@ -107,7 +109,7 @@ class Chaos:
 
     def _submit(self) -> subprocess.Popen[bytes]:
         """Start a process that submits the study and waits for its end, as a script of a user's does."""
-        arguments = [str(self.pool.state_dir), f"{OBJECTIVES}:search", str(self.n_trials), str(self.seed)]
+        arguments = [str(self.pool.state_dir), f"{OBJECTIVES}:search", self._name, str(self.n_trials), str(self.seed)]
         env = {"EXECUTION_LOG": str(self.pool.log.path), "STEP_S": str(self.step_s)}
         with (self.pool.folder / "submitter.log").open("ab") as log:
             return subprocess.Popen(
@@ -115,8 +117,11 @@ class Chaos:
             )
 
     def _handle(self) -> vrampool.Handle:
-        until(lambda: self.pool.catalog.submissions(), what="a submission", timeout_s=LIMIT_S)
-        return self.pool.pool.attach("chaos")
+        def submitted() -> bool:
+            return any(row.study_name == self._name for row in self.pool.catalog.submissions())
+
+        until(submitted, what="a submission", timeout_s=LIMIT_S)
+        return self.pool.pool.attach(self._name)
 
     def _await(self, fault: Fault, handle: vrampool.Handle) -> None:
         def due() -> bool:
@@ -127,7 +132,7 @@ class Chaos:
         until(lambda: time.monotonic() >= at_s)
 
     def _running(self) -> list[FrozenTrial]:
-        study_id = self.pool.storage.get_study_id_from_name("chaos")
+        study_id = self.pool.storage.get_study_id_from_name(self._name)
         return list(self.pool.storage.get_all_trials(study_id, deepcopy=False, states=(TrialState.RUNNING,)))
 
     # ---- what happens --------------------------------------------------------------------------------
@@ -156,8 +161,7 @@ class Chaos:
 
     def _host(self) -> None:
         """The host dies, and its user brings the pool up again at once."""
-        for _ in self.pool.processes.all():
-            pass
+        self.pool.processes.note_all()
         self.pool.processes.kill("host")
         self.pool.up()
 

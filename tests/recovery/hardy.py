@@ -1,11 +1,13 @@
-"""A local pool whose processes are killed: detached, so that it needs none of ours, and brought up again when it is gone."""
+"""A local pool whose processes are killed: detached, so that it needs none of ours, and brought up again."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 from optuna.trial import FrozenTrial, TrialState
 from recovery.execution_log import ExecutionLog
 from recovery.processes import Processes
@@ -26,7 +28,7 @@ SETTINGS: dict[str, Any] = {
     "max_trials": 4,
     "preload": "",
     "lease_ttl_s": 1.5,
-    "grace_s": 3.0,
+    "grace_s": 1.5,
     "stop_ask_s": 0.5,
     "sample_s": 0.2,
 }
@@ -37,23 +39,32 @@ class HardyPool:
     """One pool in a folder of its own.
 
     Args:
-        folder: For its state and the execution log.
-        env: Variables that the pool's processes get beside ours.
+        folder: For its state.
+        mutants: Rules that its processes break, with commas; see `mutants/sitecustomize.py`.
         settings: Fields of `Settings` that differ from `SETTINGS`.
     """
 
-    def __init__(self, folder: Path, *, env: dict[str, str] | None = None, **settings: Any) -> None:
+    def __init__(self, folder: Path, *, mutants: str = "", **settings: Any) -> None:
         self.folder = folder
         self.state_dir = folder / "state"
-        self.log = ExecutionLog(folder / "executions")
-        self.gate = folder / "gate"
         self.processes = Processes(self.state_dir)
-        self._env = env or {}
         self._settings = {**SETTINGS, **settings}
+        self._env: dict[str, str] = {}
+        if mutants:
+            path = os.pathsep.join([str(MUTANTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+            self._env = {"PYTHONPATH": path, "VRAMPOOL_TEST_MUTANT": mutants, "VRAMPOOL_TEST_FOLDER": str(folder)}
         self._storage: PoolStorage | None = None
+        self._second: Any = None
+        self.begin(folder)
         self.up()
 
     # ---- life ----------------------------------------------------------------------------------------
+
+    def begin(self, folder: Path) -> None:
+        """A test begins: its trials write into this folder, and logs are read from here on."""
+        self.log = ExecutionLog(folder / "executions")
+        self.gate = folder / "gate"
+        self._read_until = {path.name: path.stat().st_size for path in self._log_files()}
 
     def up(self) -> None:
         """Start the pool, or attach to it: what `vrampool up` does."""
@@ -62,10 +73,17 @@ class HardyPool:
             self.pool._open()
         self.processes.host()
 
+    def clear(self) -> None:
+        """End what a test has left."""
+        self._end_second()
+        for handle in self.pool.handles():
+            if not handle.progress().final:
+                handle.cancel("left by a test")
+                handle.wait(30)
+
     def down(self) -> None:
         """End it in order and see that no process of it is left, of all that ever were."""
-        for _ in self.processes.all():
-            pass
+        self.processes.note_all()
         local = self.pool.local
         self.pool.close()
         assert local is not None and local.stop(), "the pool did not end in time"
@@ -74,14 +92,27 @@ class HardyPool:
     def destroy(self) -> None:
         """Leave nothing behind, whatever the test has done."""
         try:
-            if self.processes._state.read() is not None:
-                for _ in self.processes.all():
-                    pass
+            self.processes.note_all()
             self.pool.close()
         finally:
             self.processes.end_all()
+            self._end_second()
             if self._storage is not None:
                 self._storage.close()
+
+    def second_worker(self) -> psutil.Process:
+        """Start one more worker on the same device, beside the supervisor's."""
+        env = {**os.environ, **self.pool.settings.to_env(), **self._env}
+        with (self.state_dir / "logs" / "second-worker.log").open("ab") as log:
+            self._second = psutil.Popen([sys.executable, "-m", "vrampool_worker"], env=env, stdout=log, stderr=log)
+        until(lambda: len(self.pool.devices()) == 2, what="two workers", timeout_s=LIMIT_S)
+        return self._second
+
+    def _end_second(self) -> None:
+        if self._second is not None:
+            self._second.kill()
+            self._second.wait()
+            self._second = None
 
     # ---- studies -------------------------------------------------------------------------------------
 
@@ -95,7 +126,8 @@ class HardyPool:
 
     def run_one(self) -> None:
         """See that the pool still runs trials."""
-        handle = self.submit("one")
+        log = str(self.log.path.with_name("another"))
+        handle = self.submit("one", env={"EXECUTION_LOG": log})
         handle.wait(LIMIT_S)
         assert [trial.state for trial in handle.trials] == [TrialState.COMPLETE]
 
@@ -113,6 +145,11 @@ class HardyPool:
     @property
     def catalog(self) -> Catalog:
         return Catalog(self.storage)
+
+    @property
+    def database(self) -> Path:
+        """The SQLite file of the study storage."""
+        return self.state_dir / "study.db"
 
     def trials(self, handle: vrampool.Handle) -> list[FrozenTrial]:
         """All trials of a submission's study."""
@@ -142,19 +179,20 @@ class HardyPool:
         return pid
 
     def log_of(self, role: str) -> str:
-        """What the processes of a role have written: "worker", "coordinator", "host"."""
+        """What the processes of a role ("worker", "coordinator", "host") have written since the test began."""
         path = self.state_dir / "logs" / f"{role}.log"
-        return path.read_text(errors="replace") if path.exists() else ""
+        if not path.exists():
+            return ""
+        with path.open("rb") as file:
+            file.seek(self._read_until.get(path.name, 0))
+            return file.read().decode(errors="replace")
 
     def logs(self) -> str:
         """The ends of all logs."""
         parts = []
-        for path in sorted((self.state_dir / "logs").glob("*.log")):
-            parts.append("\n".join([f"==> {path.name}", *path.read_text(errors="replace").splitlines()[-60:]]))
+        for path in self._log_files():
+            parts.append("\n".join([f"==> {path.name}", *self.log_of(path.stem).splitlines()[-60:]]))
         return "\n".join(parts)
 
-
-def with_mutant(name: str) -> dict[str, str]:
-    """Return variables with which every process of a pool breaks one rule; see `mutants/sitecustomize.py`."""
-    path = os.pathsep.join([str(MUTANTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {"PYTHONPATH": path, "VRAMPOOL_TEST_MUTANT": name}
+    def _log_files(self) -> list[Path]:
+        return sorted((self.state_dir / "logs").glob("*.log"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -91,12 +90,13 @@ class Processes:
         until(lambda: not lives(process), what=f"the end of the {role}", timeout_s=LIMIT_S)
         return process
 
-    def all(self) -> Iterator[psutil.Process]:
-        """Every process of the pool, the host last."""
-        host = self.host()
-        self._note(host)
-        yield from reversed(_children(host, recursive=True))
-        yield host
+    def note_all(self) -> list[psutil.Process]:
+        """Remember and return every process of the pool that runs now."""
+        record = self._state.read()
+        if record is None:
+            return []
+        host = self._note(psutil.Process(record.pid))
+        return [host, *_children(host, recursive=True)]
 
     def remaining(self) -> list[str]:
         """Return what lives of all that was ever seen."""
@@ -117,7 +117,7 @@ def lives(process: psutil.Process) -> bool:
         return False
 
 
-class frozen:  # noqa: N801 - reads as a statement where it is used
+class frozen:
     """Freeze a process with SIGSTOP for as long as the block lasts."""
 
     def __init__(self, process: psutil.Process) -> None:

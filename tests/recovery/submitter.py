@@ -1,6 +1,6 @@
 """A user's script: submits a study to the pool of a state directory and waits for it.
 
-    submitter.py STATE_DIR OBJECTIVE N_TRIALS SEED
+submitter.py STATE_DIR OBJECTIVE STUDY N_TRIALS SEED
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import optuna
 import vrampool
 
 
-def main(state_dir: str, objective: str, n_trials: int, seed: int) -> None:
+def main(state_dir: str, objective: str, study_name: str, n_trials: int, seed: int) -> None:
     pool = vrampool.Pool(state_dir=state_dir)
     handle = pool.submit(
         objective,
         n_trials,
-        study_name="chaos",
+        study_name=study_name,
         vram="60MiB",
         sampler=optuna.samplers.TPESampler(n_startup_trials=5),
         pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1),
@@ -30,4 +30,4 @@ def main(state_dir: str, objective: str, n_trials: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(*sys.argv[1:4], n_trials=int(sys.argv[4]), seed=int(sys.argv[5]))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import nullcontext
 
 import psutil
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 from recovery.hardy import HardyPool
-from recovery.processes import lives
+from recovery.processes import frozen, lives
 from support.waiting import until
 
 import vrampool
@@ -74,11 +75,9 @@ def test_a_killed_worker_s_trial_is_lost_and_tried_again(pool: HardyPool, with_c
     handle = pool.submit("wait_at_gate")
     trial = psutil.Process(pool.await_note("waiting", 0))
     worker = claimed_by(pool.trials(handle)[0])
-    if with_child:
-        worker_process = pool.processes.worker()
-        os.kill(trial.pid, signal.SIGKILL)
-        worker_process.kill()
-    else:
+    with frozen(pool.processes.worker()) if with_child else nullcontext():
+        if with_child:
+            os.kill(trial.pid, signal.SIGKILL)
         pool.processes.kill("worker")
     pool.await_note("started", 1)
     assert not lives(trial), "the first attempt's process lives beside the second"
@@ -92,10 +91,10 @@ def test_a_killed_host_loses_nothing_and_up_goes_on(pool: HardyPool):
     """A23 (iv): nobody restarts anything; what runs is handed back, and waits for the next `vrampool up`."""
     handle = pool.submit("wait_at_gate")
     pool.await_note("waiting", 0)
-    everybody = list(pool.processes.all())
+    everybody = pool.processes.note_all()
     pool.processes.kill("host")
-    until(lambda: not any(map(lives, everybody)), what="an end of all that the host had started")
     pool.up()
+    until(lambda: not any(map(lives, everybody)), what="an end of all that the old host had started")
     first, _ = tried_twice(pool, handle)
     facts = attempt_of(first)
     assert facts is not None and facts.end == EndKind.PREEMPTED, "handed back, at no charge"

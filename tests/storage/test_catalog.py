@@ -95,8 +95,8 @@ def test_a_state_is_set_only_from_an_expected_one(catalog: Catalog) -> None:
 def test_bundles_go_once_and_are_dropped_with_their_last_submission(catalog: Catalog) -> None:
     for sha in ("a" * 64, "b" * 64):
         catalog.put_bundle(sha, b"\x00\xff" * 1000, "signature")
-        catalog.put_bundle(sha, b"other", "other")
-    assert catalog.get_bundle("a" * 64) == (b"\x00\xff" * 1000, "signature")
+        catalog.put_bundle(sha, b"other", "signed with another secret")
+    assert catalog.get_bundle("a" * 64) == (b"\x00\xff" * 1000, "signed with another secret")
     assert catalog.get_bundle("c" * 64) is None
     catalog.add_submission("s1", "study", "{}", bundle_sha256="a" * 64)
     catalog.add_submission("s2", "study", "{}", bundle_sha256="a" * 64)

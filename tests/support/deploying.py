@@ -141,6 +141,17 @@ def selects(selector: Document, labels: dict[str, str]) -> bool:
     return selector.get("matchLabels", {}).items() <= labels.items()
 
 
+def with_row(row: str = "gpu-24gb", **pool: object) -> Document:
+    """Return the values of a row with some of its pool's replaced."""
+    values = values_of(row)
+    values["workers"]["pools"][row] |= pool
+    return values
+
+
+def worker_pod(documents: list[Document]) -> Document:
+    return one(documents, "Deployment", "worker")["spec"]["template"]
+
+
 # ---- units and scripts -----------------------------------------------------------------------------------
 
 

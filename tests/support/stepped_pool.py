@@ -10,9 +10,13 @@ runs Optuna alone by the same rules.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import heapq
 import itertools
 import json
+import shutil
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -189,12 +193,28 @@ class SteppedPool:
         self.pool = vrampool.Pool(redis=redis, storage=storage, pool=name, secret=SECRET)
         self._order = itertools.count()
         self._objectives: dict[str, Objective] = {}
-        self._workers = workers, slots
+        self._slots = slots
         self.now = 0.0
         self.most_at_once = 0
         open_storage(storage, create_schema=True).close()
         self.coordinator = self.start_coordinator()
-        self.workers = [SteppedWorker(self.settings, f"w{index}", slots) for index in range(workers)]
+        self.workers: list[SteppedWorker] = []
+        self._names = itertools.count()
+        for _ in range(workers):
+            self.add_worker()
+
+    def add_worker(self) -> None:
+        """A worker comes."""
+        self.workers.append(SteppedWorker(self.settings, f"w{next(self._names)}", self._slots))
+
+    def remove_worker(self) -> None:
+        """The worker that has least to do goes, when it is done."""
+        leaving = min(self.workers, key=lambda worker: len(worker.running))
+        while leaving.running:
+            leaving.settle(leaving.running[0])
+        leaving.registry.remove(leaving.name)
+        self.workers.remove(leaving)
+        leaving.close()
 
     def start_coordinator(self) -> Coordinator:
         """Start a coordinator; a second one leads once the first has stopped or died."""
@@ -293,13 +313,25 @@ class SteppedPool:
         self.pool.close()
 
 
+@functools.cache
+def _ready_database() -> Path:
+    """A SQLite file that is set up, to copy: making the tables takes longer than many a test."""
+    folder = Path(tempfile.mkdtemp(prefix="vp-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    open_storage(f"sqlite:///{folder / 'ready.db'}", create_schema=True).close()
+    return folder / "ready.db"
+
+
 @contextmanager
 def stepped_pool(
     redis: str, folder: Path, *, workers: int = 1, slots: int = 1, storage: str | None = None
 ) -> Iterator[SteppedPool]:
     """A stepped pool, with a SQLite file of its own in the folder if no other storage is given."""
-    url = storage or f"sqlite:///{folder / (uuid.uuid4().hex[:8] + '.db')}"
-    made = SteppedPool(redis, url, workers=workers, slots=slots)
+    if storage is None:
+        path = folder / f"{uuid.uuid4().hex[:8]}.db"
+        shutil.copy(_ready_database(), path)
+        storage = f"sqlite:///{path}"
+    made = SteppedPool(redis, storage, workers=workers, slots=slots)
     try:
         yield made
     finally:

@@ -38,6 +38,7 @@ from vrampool.storage import (
     open_storage,
     prune_infeasible,
     record_facts,
+    storage_of,
 )
 from vrampool_worker.settlement import Conclusion
 from vrampool_worker.trial_server import TrialServer
@@ -264,13 +265,16 @@ class StudyDesk:
         Returns:
             Submission id and trial number, joined by "/", -> reason; "lost: ..." when the trial is not ours any more.
         """
+        tickets = list(tickets)
+        # The database is asked: the worker's view answers for the trials it holds from memory.
+        now = storage_of(self._storage).database.trial_states(ticket.trial_id for ticket in tickets)
         found = {}
         states: dict[str, Any] = {}
         for ticket in tickets:
             key = f"{ticket.submission_id}/{ticket.number}"
-            state = self._storage.get_trial(ticket.trial_id).state
-            if state.is_finished():
-                found[key] = f"lost: the trial is {state.name} already"
+            state = now.get(ticket.trial_id)
+            if state != TrialState.RUNNING:
+                found[key] = f"lost: the trial is {'gone' if state is None else state.name}"
                 continue
             if ticket.submission_id not in states:
                 row = self._catalog.submission(ticket.submission_id)

@@ -16,6 +16,7 @@ from optuna.trial import FrozenTrial
 
 from vrampool.coordinator.depth import Room, wants_another
 from vrampool.coordinator.reaper import Reaper
+from vrampool.coordinator.remains import Remains
 from vrampool.coordinator.tender import Tender
 from vrampool.errors import InputError, MessageError, UnreachableError
 from vrampool.messages import Ticket
@@ -39,6 +40,7 @@ from vrampool.storage import (
     claimed_by,
     fail_lost,
     mark_of,
+    storage_of,
 )
 
 _log = logging.getLogger("vrampool.coordinator")
@@ -90,7 +92,7 @@ class Coordinator:
         self._events = Events(connection, settings.pool)
         self._reaper = Reaper(Liveness(connection, settings.pool), ttl_s=settings.lease_ttl_s, beat_s=settings.beat_s)
         self._tenders: dict[str, Tender] = {}
-        self._refused: set[str] = set()
+        self._refused: dict[str, Remains] = {}
         self._epoch: int | None = None
         self._stop = False
         self._stop_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -155,18 +157,24 @@ class Coordinator:
         if self._epoch is None:
             return IDLE_S
         ends_s = [tender.ends_at_s for tender in self._tenders.values() if tender.row.state == SubmissionState.OPEN]
-        pause_s = min([IDLE_S if self._tenders else IDLE_S * 2, *(end_s - time.time() for end_s in ends_s)])
-        return max(pause_s, 0.01)
+        pauses_s = [end_s - time.time() for end_s in ends_s] + [self._reaper.due_s - self._clock()]
+        return max(min(IDLE_S if self._tenders else IDLE_S * 2, *pauses_s), 0.01)
 
     # ---- leading -----------------------------------------------------------------------------------
 
     def _lead(self) -> bool:
         now_s = self._clock()
         if self._epoch is None:
-            self._epoch = self._leadership.acquire()
-            if self._epoch is None:
+            epoch = self._leadership.acquire()
+            if epoch is None:
                 return False
-            self._queue.lead(self._epoch)
+            # Redis says who leads, the storage who creates trials. Whoever stood still between the two writes sees
+            # that he does not lead any more, and the one who does will find the storage taken and write it again.
+            storage_of(self._storage).database.lead(self._settings.pool, f"{epoch} {self.name}")
+            if not self._leadership.renew():
+                return False
+            self._epoch = epoch
+            self._queue.lead(epoch)
             self._demand.forget()
             self._renewed_at_s = now_s
             _log.info("%s leads with epoch %s", self.name, self._epoch)
@@ -187,7 +195,9 @@ class Coordinator:
         # Trials before submissions: a trial that is seen finished has told its stop, if any, before that.
         trials = self._read()
         self._update_tenders(self._catalog.submissions(states=_LIVE_STATES))
-        if not self._tenders:
+        for remains in [item for item in self._refused.values() if item.clear()]:
+            self._end_refused(remains)
+        if not self._tenders and not self._refused:
             return
         trials |= self._read(but=trials)
         now_s = self._clock()
@@ -226,10 +236,17 @@ class Coordinator:
         return Tender(self._storage, self._catalog, self._queue, row, spec, self._settings.pool)
 
     def _refuse(self, row: SubmissionRow, why: str) -> None:
-        self._refused.add(row.id)
-        _log.error("submission %s is refused: %s", row.id, why)
-        self._catalog.set_submission_state(row.id, SubmissionState.FAILED, f"refused: {why}", expected=None)
-        self._events.publish({"submission": row.id, "state": str(SubmissionState.FAILED)})
+        reason = f"refused: {why}"
+        _log.error("submission %s is %s", row.id, reason)
+        self._catalog.set_submission_state(row.id, SubmissionState.FAILING, reason, expected=_LIVE_STATES)
+        self._refused[row.id] = Remains(self._storage, self._queue, row.id, reason)
+
+    def _end_refused(self, remains: Remains) -> None:
+        self._catalog.set_submission_state(
+            remains.id, SubmissionState.FAILED, remains.reason, expected=(SubmissionState.FAILING,)
+        )
+        del self._refused[remains.id]
+        self._events.publish({"submission": remains.id, "state": str(SubmissionState.FAILED)})
 
     def _read(self, *, but: Container[int] = ()) -> dict[int, list[FrozenTrial]]:
         """Return the trials of every study that is tended, by the study's id."""
@@ -240,8 +257,8 @@ class Coordinator:
             try:
                 found[tender.study_id] = self._storage.get_all_trials(tender.study_id, deepcopy=False)
             except KeyError:
-                self._refuse(tender.row, f"there is no study {tender.row.study_name!r} any more")
                 del self._tenders[tender.id]
+                self._refuse(tender.row, f"there is no study {tender.row.study_name!r} any more")
         return found
 
     def _in_order(self) -> list[Tender]:
@@ -284,7 +301,7 @@ class Coordinator:
             self._move(tender, ends[tender.row.state], tender.row.reason or "")
         del self._tenders[tender.id]
         if tender.spec.objective.bundle_sha256 is not None:
-            self._catalog.drop_bundles_of_ended()  # this one too, an hour after it was put: others may be about to use it
+            self._catalog.drop_bundles_of_ended()  # this one too, an hour after it was put: others may want it
 
     # ---- asking ------------------------------------------------------------------------------------
 
@@ -309,6 +326,7 @@ class Coordinator:
         waiting = [
             ticket.vram_bytes
             for tender in self._tenders.values()
+            if tender.row.state == SubmissionState.OPEN  # of the others all were cancelled a moment ago
             for ticket in (tender.ticket_of(trial) for trial in tender.waiting())
         ]
         for tender in tenders:
@@ -318,13 +336,13 @@ class Coordinator:
                     break
                 self._enqueue([ticket])
                 waiting.append(ticket.vram_bytes)
-                tender.observe(self._storage.get_all_trials(tender.study_id, deepcopy=False))
+                self._enqueue(tender.observe(self._storage.get_all_trials(tender.study_id, deepcopy=False)), front=True)
                 tender.row = self._catalog.submission(tender.id) or tender.row  # after the trials, as above
 
     def _create(self, tender: Tender) -> Ticket | None:
         try:
             return tender.create()
-        except (TransientStorageError, StorageInternalError):
+        except (TransientStorageError, StorageInternalError, StaleLeaderError):
             raise
         except UpdateFinishedTrialError:  # ended from outside a moment after it was born
             return None
@@ -345,7 +363,7 @@ class Coordinator:
         """Enqueue again what waits in the storage but in no list: Redis is only a cache of what is wanted."""
         for tender in self._tenders.values():
             waiting = tender.waiting()
-            if not waiting:
+            if not waiting or tender.row.state != SubmissionState.OPEN:
                 continue
             known = self._queue.known([tender.job_id(trial.number) for trial in waiting])
             for trial in waiting:
@@ -355,7 +373,7 @@ class Coordinator:
 
     def _reap(self, now_s: float) -> None:
         """Fail running trials whose worker is gone; their retries follow from that at the next step."""
-        if now_s - self._reaped_at_s < self._settings.lease_ttl_s / 6:
+        if now_s < min(self._reaped_at_s + self._settings.lease_ttl_s / 6, self._reaper.due_s):
             return
         self._reaped_at_s = now_s
         # A trial that runs without our claim was popped by somebody's own optimize(): it is left to him.
@@ -364,6 +382,9 @@ class Coordinator:
             for tender in self._tenders.values()
             for trial in tender.running()
             if mark_of(trial) is not None and claimed_by(trial) is not None
+        }
+        running |= {
+            JobQueue.job_id(item.id, trial.number): trial for item in self._refused.values() for trial in item.running
         }
         for job_id in self._reaper.lost(running, now_s):
             trial = running[job_id]

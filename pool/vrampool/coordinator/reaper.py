@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -33,6 +34,11 @@ class Reaper:
         """Forget every suspicion: called when Redis could not be reached."""
         self._suspects.clear()
         self._quiet_until_s = now_s + self._quiet_s
+
+    @property
+    def due_s(self) -> float:
+        """When the oldest suspicion will be old enough, by the clock of `lost`; infinite when there is none."""
+        return min(self._suspects.values(), default=math.inf) + self._ttl_s
 
     def lost(self, running: Iterable[str], now_s: float) -> list[str]:
         """Return the job ids among `running` whose worker is gone.

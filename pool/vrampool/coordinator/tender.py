@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import optuna
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from vrampool import retries
@@ -129,9 +131,9 @@ class Tender:
         for number in sorted(self._open):
             trial = trials[number]
             if trial.state.is_finished() or is_foreign(trial):
+                tickets += self._finished(trial)  # before it is put aside: this writes, and is tried again if it fails
                 self._open.discard(number)
                 self._learn(trial)
-                tickets += self._finished(trial)
         return tickets
 
     def _note(self, trial: FrozenTrial, mark: Mark) -> None:
@@ -161,10 +163,10 @@ class Tender:
                 return []
             return [self._retry(trial, root, step)]
         if isinstance(step, retries.Final):
-            root.finished, root.counted = True, step.counts
-            self._note_failure(trial)
             if not step.counts and mark is not None and mark.point is not None:
                 self._points.release(mark.point)
+            root.finished, root.counted = True, step.counts
+            self._note_failure(trial)
         return []
 
     def _retry(self, trial: FrozenTrial, root: _Root, step: retries.Retry) -> Ticket:
@@ -346,7 +348,8 @@ class Tender:
         if request is None:
             size = self._size(trial.system_attrs.get("fixed_params", {}))
             request = {"bytes": size.request_bytes, "reason": size.reason}
-            record_plan(self._storage, trial._trial_id, None, request)
+            with contextlib.suppress(UpdateFinishedTrialError):  # just ended from outside: nobody will run it
+                record_plan(self._storage, trial._trial_id, None, request)
         return self._ticket(trial.number, trial._trial_id, request["bytes"])
 
     def cancel_waiting(self, reason: str) -> None:

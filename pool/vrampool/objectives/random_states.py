@@ -27,7 +27,7 @@ class RandomStates:
 
     def __init__(self, sampler: BaseSampler) -> None:
         self._sampler = sampler
-        self._states = list(_states_in(sampler, set()))
+        self._states = [part for part in parts_of(sampler) if isinstance(part, LazyRandomState)]
         # What the user's seed comes to; without a seed the operating system decides, anew in each process.
         self._bases = [int(state.rng.randint(2**32, dtype=np.uint32)) for state in self._states]
 
@@ -39,12 +39,15 @@ class RandomStates:
             self._sampler.reseed_rng()
 
 
-def _states_in(value: Any, seen: set[int]) -> Iterator[LazyRandomState]:
+def parts_of(value: Any, _seen: set[int] | None = None) -> Iterator[Any]:
+    """Yield a sampler and everything of Optuna's that it is made of: samplers inside it, states, search spaces."""
+    seen = set() if _seen is None else _seen
     if id(value) in seen:
         return
     seen.add(id(value))
-    if isinstance(value, LazyRandomState):
+    if isinstance(value, BaseSampler) or type(value).__module__.startswith(
+        ("optuna.samplers.", "optuna.search_space.")
+    ):
         yield value
-    elif isinstance(value, BaseSampler) or type(value).__module__.startswith("optuna.samplers."):
         for inner in list(getattr(value, "__dict__", {}).values()):
-            yield from _states_in(inner, seen)
+            yield from parts_of(inner, seen)

@@ -20,9 +20,12 @@ from typing import Any
 import optuna
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
+from optuna.search_space import IntersectionSearchSpace
+from optuna.search_space.group_decomposed import _GroupDecomposedSearchSpace
 
 from vrampool.errors import InputError
 from vrampool.objectives import admitted, sources
+from vrampool.objectives.random_states import parts_of
 
 #: Grids are listed in the spec; more points than fit into this are no grid any more.
 LIMIT_BYTES = 8 * 1024**2
@@ -61,7 +64,12 @@ def open_sampler(spec: str | None, *, seed: int = 0) -> BaseSampler:
     """
     if spec is None:
         return optuna.samplers.TPESampler(seed=seed % 2**32)
-    return _open(spec, BaseSampler, "sampler")  # type: ignore[no-any-return]
+    sampler: BaseSampler = _open(spec, BaseSampler, "sampler")
+    for part in parts_of(sampler):
+        if isinstance(part, (IntersectionSearchSpace, _GroupDecomposedSearchSpace)):
+            # What it has learned of the study that it was used with refers to that study's id in another database.
+            vars(part).update(vars(type(part)(part._include_pruned)))
+    return sampler
 
 
 def open_pruner(spec: str | None) -> BasePruner:

@@ -41,8 +41,9 @@ def find_module(name: str, sys_path: Iterable[str] = ()) -> Path | None:
     """
     path = [*sys_path, *sys.path]
     found: importlib.machinery.ModuleSpec | None = None
-    for depth, _ in enumerate(parts := name.split("."), start=1):
-        found = importlib.machinery.PathFinder.find_spec(".".join(parts[:depth]), path)
+    for part in name.split("."):
+        # By its last name alone: with the whole one a package without __init__.py asks for its parent, as if imported.
+        found = importlib.machinery.PathFinder.find_spec(part, path)
         if found is None:
             return None
         path = list(found.submodule_search_locations or ())

@@ -120,9 +120,13 @@ class Catalog:
     # ---- bundles ------------------------------------------------------------------------------------
 
     def put_bundle(self, sha256: str, body: bytes, signature: str) -> None:
-        """Keep a bundle under its hash. Putting it again changes nothing."""
+        """Keep a bundle under its hash. Putting it again signs it anew, and keeps it from being dropped just now."""
         row = {"sha256": sha256, "body": body, "signature": signature, "created_at": time.time()}
-        self._insert_once(bundles, row)
+        if self._insert_once(bundles, row):
+            return
+        again = sa.update(bundles).where(bundles.c.sha256 == sha256)  # the pool may have another secret by now
+        with self._database.transaction() as session:
+            session.execute(again.values(signature=signature, created_at=row["created_at"]))
 
     def get_bundle(self, sha256: str) -> tuple[bytes, str] | None:
         """Return a bundle's body and signature; None when it is not kept (any more)."""

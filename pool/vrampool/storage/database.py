@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import datetime
 import functools
+import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -24,6 +25,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from vrampool.errors import StaleLeaderError
 from vrampool.storage import schema
 from vrampool.storage.address import Address
 from vrampool.storage.faults import transient_faults
@@ -81,6 +83,7 @@ class PoolDatabase(RDBStorage):
     def __init__(self, address: Address, *, busy_timeout_s: float, create: bool, check: bool) -> None:
         self.shown = address.shown
         self.busy_timeout_s = busy_timeout_s
+        self._leadership: tuple[str, str] | None = None
         # Optuna fills {SCHEMA_VERSION} into URLs by str.format: braces of a path or a password must survive that.
         with _optunas_own_order():
             super().__init__(
@@ -187,12 +190,14 @@ class PoolDatabase(RDBStorage):
 
         Raises:
             KeyError: there is no such study.
+            StaleLeaderError: this process led the pool (`lead`), and another one does now.
         """
         with self.transaction() as session:
             # Whoever creates trials of a study holds its row: numbers are unique and in the order of ids.
             lock = sa.select(_studies.c.study_id).where(_studies.c.study_id == study_id).with_for_update()
             if session.scalar(lock) is None:
                 raise KeyError(f"there is no study with id {study_id}")
+            self._check_leadership(session)
             if retry_of is not None and (found := _retry_of(session, study_id, retry_of)) is not None:
                 trial_id = found
             else:
@@ -228,6 +233,9 @@ class PoolDatabase(RDBStorage):
 
         Returns:
             True for the one caller who moved it; nothing is written for the others.
+
+        Raises:
+            StaleLeaderError: as `create_waiting`.
         """
         now = datetime.datetime.now(datetime.UTC).replace(tzinfo=None)  # Optuna keeps naive UTC
         changes: dict[str, Any] = {"state": after}
@@ -245,6 +253,7 @@ class PoolDatabase(RDBStorage):
                 )
             )
         with self.transaction() as session:
+            self._check_leadership(session)
             if session.execute(move).rowcount != 1:  # type: ignore[attr-defined]
                 return False
             self._put_attrs(session, trial_id, user_attrs or {}, system_attrs or {})
@@ -269,6 +278,51 @@ class PoolDatabase(RDBStorage):
                 raise UpdateFinishedTrialError(f"the trial with id {trial_id} has already finished")
             self._put_attrs(session, trial_id, user_attrs, system_attrs or {})
 
+    def trial_states(self, trial_ids: Iterable[int]) -> dict[int, TrialState]:
+        """Return the states of trials by their ids; one that is not there is left out."""
+        query = sa.select(_trials.c.trial_id, _trials.c.state).where(_trials.c.trial_id.in_(list(trial_ids)))
+        with self.snapshot() as session:
+            return {row.trial_id: row.state for row in session.execute(query)}
+
+    def open_trials_of(self, submission_id: str) -> list[int]:
+        """Return the ids of a submission's trials that wait or run, in whatever study."""
+        query = (
+            sa.select(_trials.c.trial_id, _user_attrs.c.value_json)
+            .join(_user_attrs, _user_attrs.c.trial_id == _trials.c.trial_id)
+            .where(
+                _trials.c.state.in_([TrialState.WAITING, TrialState.RUNNING]),
+                _user_attrs.c.key == MARK,
+            )
+            .order_by(_trials.c.trial_id)
+        )
+        with self.snapshot() as session:
+            marks = [(row.trial_id, json.loads(row.value_json)) for row in session.execute(query)]
+        return [
+            trial_id for trial_id, mark in marks if isinstance(mark, dict) and mark.get("submission") == submission_id
+        ]
+
+    def lead(self, pool: str, token: str) -> None:
+        """Create and end trials as the coordinator of a pool from now on: no other one that led before can any more.
+
+        Args:
+            pool: The pool's name.
+            token: Names this leadership among all of the pool's.
+        """
+        key = f"leader:{hashlib.sha256(pool.encode()).hexdigest()[:16]}"
+        with self.transaction() as session:
+            row = {"key": key, "value": token}
+            session.execute(_upsert(self.engine.dialect.name, schema.meta, "key", "value"), [row])
+        self._leadership = key, token
+
+    def _check_leadership(self, session: Session) -> None:
+        """Refuse to create or end a trial when another coordinator leads: it goes by what it has read."""
+        if self._leadership is not None:
+            key, token = self._leadership
+            # Whoever takes the lead waits for this row, and so for what is being written here.
+            row = sa.select(schema.meta.c.value).where(schema.meta.c.key == key).with_for_update(read=True)
+            if session.scalar(row) != token:
+                raise StaleLeaderError("another coordinator leads by now")
+
     def _put_attrs(
         self, session: Session, trial_id: int, user_attrs: Mapping[str, Any], system_attrs: Mapping[str, Any]
     ) -> None:
@@ -277,15 +331,15 @@ class PoolDatabase(RDBStorage):
                 rows = [
                     {"trial_id": trial_id, "key": key, "value_json": json.dumps(value)} for key, value in attrs.items()
                 ]
-                session.execute(_upsert(self.engine.dialect.name, table), rows)
+                session.execute(_upsert(self.engine.dialect.name, table, "trial_id", "key", "value_json"), rows)
 
 
 @functools.cache
-def _upsert(dialect: str, table: sa.Table) -> Any:
+def _upsert(dialect: str, table: sa.Table, *columns: str) -> Any:
+    """Return an INSERT that overwrites the last of the columns where a row with the others is there."""
     insert: Any = sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
-    return insert.on_conflict_do_update(
-        index_elements=[table.c.trial_id, table.c.key], set_={"value_json": insert.excluded.value_json}
-    )
+    *keys, value = columns
+    return insert.on_conflict_do_update(index_elements=keys, set_={value: insert.excluded[value]})
 
 
 def _value_row(trial_id: int, objective: int, value: float) -> dict[str, Any]:

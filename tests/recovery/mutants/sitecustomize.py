@@ -1,4 +1,4 @@
-"""Loaded by the Python processes of a pool under test: breaks one of its rules on purpose, or ends it at a chosen point.
+"""Loaded by the Python processes of a pool under test: breaks one of its rules, or ends it at a chosen point.
 
 The harness must catch each broken rule; one that it does not catch would go unseen in earnest too. The product knows
 nothing of this: VRAMPOOL_TEST_MUTANT names what to do here, and modules are changed as they are imported.
