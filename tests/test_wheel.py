@@ -89,6 +89,11 @@ def test_the_source_archive_can_be_tested_and_built_again(built, tmp_path):
     (source,) = tmp_path.iterdir()
     needed = ["LICENSE", "Makefile", "README.md", "CHANGELOG.md", "pyproject.toml", ".ci/run", "docs/structure.md"]
     needed += ["requirements/constraints.txt", "requirements/torch.sh", "tests/test_wheel.py", "examples/digits.py"]
+    needed += [
+        "deploy/helm/vrampool/values/gpu-24gb.yaml",
+        "deploy/compose/.env.example",
+        ".github/workflows/tests.yml",
+    ]
     assert [name for name in needed if not (source / name).is_file()] == []
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path / "again", cwd=source)
     assert list((tmp_path / "again").glob("*.whl"))

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from optuna.trial import TrialState
+from support import commands
 from support.fake_nvml import GIB, FakeNvml
-from support.pools import LivePool, PoolMaker, check_invariants, facts_of, only
+from support.pools import LivePool, PoolMaker, check_invariants, facts_of, only, processes_of
 from support.waiting import until
 
 OBJECTIVES = Path(__file__).with_name("objectives.py")
@@ -121,6 +122,26 @@ def test_the_parents_own_environment_stays_as_it_was(gpus: LivePool):
         environment = gpus.probe(pid)["environment"]
         assert "CUDA_VISIBLE_DEVICES" not in environment
         assert "CUDA_DEVICE_ORDER" not in environment
+
+
+def test_a_run_whose_card_is_lost_ends_with_code_3_and_says_so(tmp_path):
+    """Nothing waits for a card that will not come back; the trial is no fault of the objective's."""
+    lone = FakeNvml(tmp_path / "nvml")
+    card = lone.add_card()
+    running = commands.start(
+        *("run", f"{OBJECTIVES}:wait_for_file", "--trials", "2", "--study", "on-a-lost-card", "--vram", "1GiB"),
+        *("--env", f"GATE={tmp_path / 'gate'}", "--gpu", card.uuid, "--preload", "", "--state-dir", tmp_path / "state"),
+        env={**lone.env, "VRAMPOOL_STOP_ASK_S": "0.5"},
+    )
+    logs = tmp_path / "state" / "logs" / "trials" / "on-a-lost-card"
+    until(lambda: logs.is_dir() and list(logs.iterdir()), what="a running trial")
+    lone.fail("*")
+    done = commands.finish(running)
+    assert done.code == 3, done
+    error = next(line for line in done.err.splitlines() if line.startswith("error: "))
+    assert "lost" in error
+    assert "Traceback" not in done.err
+    assert processes_of(tmp_path / "state") == []
 
 
 def test_memory_is_measured_on_the_card_that_is_used(gpus: LivePool, cards: FakeNvml):

@@ -159,7 +159,7 @@ def test_a_trial_may_have_processes_of_its_own(pool: LivePool, kind, tmp_path):
 
 def test_whatever_a_trial_started_ends_with_it(pool: LivePool, tmp_path):
     """Own sessions and own environments too, however the trial itself ends: returned, raised, timed out."""
-    handle = pool.run(f"{OBJECTIVES}:leave_processes", 3, env={"LEFT": str(tmp_path)}, trial_timeout_s=3.0)
+    handle = pool.run(f"{OBJECTIVES}:leave_processes", 3, env={"LEFT": str(tmp_path)}, trial_timeout_s=1.5)
     assert [trial.state for trial in handle.trials] == [TrialState.COMPLETE, TrialState.FAIL, TrialState.FAIL]
     left = [int(line) for path in tmp_path.iterdir() for line in path.read_text().split()]
     assert len(left) == 9

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.deploying import DEPLOY, has_passed, program, run
+from support.deploying import DEPLOY
 from support.waiting import until
 
 from vrampool.settings import load_settings
@@ -56,10 +56,6 @@ def job(tmp_path, notes):
 
 def directives() -> dict[str, str]:
     return dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)", SCRIPT.read_text(), flags=re.MULTILINE))
-
-
-def test_shellcheck_finds_nothing():
-    has_passed(run(program("shellcheck"), SCRIPT))
 
 
 def test_it_asks_for_gpus_and_for_a_word_before_the_end():

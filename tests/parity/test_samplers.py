@@ -161,14 +161,11 @@ def test_constraints_reach_the_samplers_that_heed_them(stepped: Stepped) -> None
         trial.set_constraint("limit", x - 0.5)
         return -float(x)
 
-    shares = []
-    for sampler in (samplers.TPESampler(seed=1, n_startup_trials=8), samplers.RandomSampler(seed=1)):
-        with stepped(slots=2) as pool:
-            handle = pool.run(objective, 30, sampler=sampler)
-            late = handle.study.trials[15:]
-            shares.append(sum(trial.params["x"] > 0.5 for trial in late))
-            assert handle.best_trial.params["x"] <= 0.5
-    assert shares[0] < shares[1]
+    with stepped(slots=2) as pool:
+        handle = pool.run(objective, 30, sampler=samplers.TPESampler(seed=1, n_startup_trials=8))
+        assert handle.best_trial.params["x"] <= 0.5
+        late = [trial.params["x"] for trial in handle.study.trials[15:]]
+        assert sum(x > 0.75 for x in late) <= 3, "who does not heed them goes to 1"
 
 
 def test_several_objectives_have_their_front(stepped: Stepped) -> None:

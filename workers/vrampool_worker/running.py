@@ -218,7 +218,7 @@ class Runner:
             return
         conclusion = conclude(attempt, self._place())
         attempt.final_state = conclusion.state
-        _log.info("%s ended: %s %s", attempt.label, conclusion.facts.end, conclusion.facts.text.splitlines()[:1])
+        _log.info("%s ended: %s %s", attempt.label, conclusion.facts.end, conclusion.facts.text[:200].splitlines()[:1])
         loop.storage_lane.submit(
             lambda: loop.desk.tell(attempt.ticket, self._spec(attempt), conclusion),
             lambda state, error: self._on_told(attempt, state, error, conclusion),

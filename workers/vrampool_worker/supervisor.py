@@ -20,6 +20,8 @@ from vrampool_worker.devices import Device, device_lock, find_devices
 
 _log = logging.getLogger("vrampool.worker")
 TEND_S = 0.5
+#: After its grace a worker that drains needs so long at most, unless something hangs.
+PATIENCE_S = 10.0
 WORKER_MODULE = "vrampool_worker"
 #: Names a descriptor on which whoever started us waits for a line: devices found and free, bytes of the largest budget.
 READY_FD = "VRAMPOOL_READY_FD"
@@ -144,7 +146,7 @@ def await_free(devices: Sequence[Device], settings: Settings) -> None:
     Raises:
         DeviceConflictError: one is held for longer than draining takes, and by no worker of this pool.
     """
-    deadline_s = time.monotonic() + settings.grace_s + settings.stop_ask_s + 10
+    deadline_s = time.monotonic() + settings.grace_s + settings.stop_ask_s + PATIENCE_S
     told = False
     while True:
         try:

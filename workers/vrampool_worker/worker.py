@@ -181,7 +181,8 @@ class WorkerLoop:
             self.runner.end(attempt, EndKind.PREEMPTED, f"handed back: worker {self.name} shuts down")
 
     def _finish_if_done(self) -> None:
-        idle = not self.attempts and not self._taking
+        blind = self.ledger.state[0] == "blind"  # then nobody will see memory come back: it is not waited for
+        idle = not self._taking and all(blind and item.stage is Stage.TOLD for item in self.attempts.values())
         if self.stop_when_empty and idle and self.connected and self._tried_wakes and not self._stop_requests:
             self.request_stop()
         if self._stop_requests and idle:
