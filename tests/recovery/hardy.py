@@ -15,6 +15,7 @@ from support.pools import variables
 from support.waiting import until
 
 import vrampool
+from vrampool.queueing import Registry, WaitingJob
 from vrampool.storage import Catalog, open_storage
 from vrampool.storage.pool_storage import PoolStorage
 
@@ -120,6 +121,17 @@ class HardyPool:
         """Submit an objective of this folder by its name."""
         env = {"EXECUTION_LOG": str(self.log.path), "GATE": str(self.gate), **options.pop("env", {})}
         return self.pool.submit(f"{OBJECTIVES}:{objective}", n_trials, vram=vram, env=env, **options)
+
+    def await_job(self) -> WaitingJob:
+        """Wait for a job in the queue while the worker is frozen; it looks alive meanwhile, or no trial is created."""
+        (record,) = until(self.pool.devices, what="a worker")
+        registry = Registry(self.pool.connection, self.pool.settings.pool)
+
+        def look() -> list[WaitingJob]:
+            registry.beat(record, self.pool.settings.lease_ttl_s)
+            return self.pool.queue()
+
+        return until(look, what="a job in the queue", timeout_s=LIMIT_S)[0]
 
     def open_gate(self) -> None:
         self.gate.touch()

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from optuna.trial import TrialState
-from recovery.conftest import MakePool
+from recovery.conftest import living
+from recovery.hardy import HardyPool
 from recovery.processes import lives
 from support.waiting import until
 
@@ -26,9 +27,38 @@ from vrampool_worker.devices.host import HostDevice
 COMPLETE, FAIL = TrialState.COMPLETE, TrialState.FAIL
 
 
-def test_a_new_supervisor_waits_for_the_device_that_the_old_one_s_worker_still_holds(make_pool: MakePool):
+@pytest.fixture(scope="module")
+def own_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HardyPool]:
+    """A pool that shares its device with nobody; its locks lie where other pools of this host do not look."""
+    found = HardyPool(tmp_path_factory.mktemp("own"), mutants="own_locks", share=False)
+    living.append(found)
+    try:
+        yield found
+        found.down()
+    finally:
+        living.remove(found)
+        found.destroy()
+
+
+@pytest.fixture
+def pool(own_pool: HardyPool, tmp_path: Path) -> HardyPool:
+    own_pool.begin(tmp_path)
+    return own_pool
+
+
+def test_a_killed_worker_s_device_is_free_for_the_next_at_once(pool: HardyPool):
+    """Neither its children nor its keepers hold the lock."""
+    handle = pool.submit("wait_at_gate")
+    pool.await_note("waiting", 0)
+    pool.processes.kill("worker")
+    pool.await_note("waiting", 1)
+    pool.open_gate()
+    assert [trial.state for trial in pool.await_end(handle)] == [FAIL, COMPLETE]
+    assert "is held by" not in pool.log_of("worker")
+
+
+def test_a_new_supervisor_waits_for_the_device_that_the_old_one_s_worker_still_holds(pool: HardyPool):
     """The old worker drains: it hands its trial back when the grace is over."""
-    pool = make_pool(mutants="own_locks", share=False)
     handle = pool.submit("wait_at_gate")
     pool.await_note("waiting", 0)
     worker = pool.processes.worker()
@@ -72,9 +102,8 @@ def test_it_gives_up_on_a_device_that_somebody_else_holds(held_device):
         supervisor.await_free([device], settings)
 
 
-def test_up_right_after_the_host_was_killed_returns_at_once_and_takes_over_what_runs(make_pool: MakePool):
+def test_up_right_after_the_host_was_killed_returns_at_once_and_takes_over_what_runs(pool: HardyPool):
     """The old worker holds the device while it drains; its trial is handed back and runs under the new one."""
-    pool = make_pool(mutants="own_locks", share=False)
     handle = pool.submit("wait_at_gate")
     pool.await_note("waiting", 0)
     old = pool.processes.note_all()
@@ -87,15 +116,3 @@ def test_up_right_after_the_host_was_killed_returns_at_once_and_takes_over_what_
     assert (first.state, second.state) == (FAIL, COMPLETE)
     assert facts is not None and facts.end == EndKind.PREEMPTED
     until(lambda: not any(map(lives, old)), what="an end of the old pool's processes")
-
-
-def test_a_killed_worker_s_device_is_free_for_the_next_at_once(make_pool: MakePool):
-    """Neither its children nor its keepers hold the lock."""
-    pool = make_pool(mutants="own_locks", share=False)
-    handle = pool.submit("wait_at_gate")
-    pool.await_note("waiting", 0)
-    pool.processes.kill("worker")
-    pool.await_note("waiting", 1)
-    pool.open_gate()
-    assert [trial.state for trial in pool.await_end(handle)] == [FAIL, COMPLETE]
-    assert "is held by" not in pool.log_of("worker")

@@ -87,7 +87,7 @@ def test_a_job_that_redis_lost_is_enqueued_again(pool: HardyPool):
     connection = pool.pool.connection
     with frozen(pool.processes.worker()):
         handle = pool.submit("one", 2)
-        first = until(pool.pool.queue, what="a job in the queue")[0].job_id
+        first = pool.await_job().job_id
         assert connection.ttl(names.job(first)) == connection.ttl(names.waiting) == -1
         connection.delete(names.job(first))
     all_ran_once(pool, handle, 2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -68,8 +67,6 @@ def _system() -> Check:
     text = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
     if platform.system() != "Linux":
         return Check("system", "fail", f"{text}: only Linux is supported")
-    if sys.version_info < (3, 11):
-        return Check("system", "fail", f"{text}: Python 3.11 or newer is needed")
     return Check("system", "ok", text)
 
 

@@ -44,7 +44,8 @@ class StateDir:
             probe.unlink()
         except OSError as error:
             raise InputError(
-                f"cannot write to the state directory {self.path}: {error.strerror}; choose another with --state-dir or VRAMPOOL_STATE_DIR"
+                f"cannot write to the state directory {self.path}: {error.strerror}; "
+                "choose another with --state-dir or VRAMPOOL_STATE_DIR"
             ) from None
 
     @property

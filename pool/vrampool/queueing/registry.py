@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import redis
-from rq.utils import as_text
 
 from vrampool.queueing.connection import talks_to_redis
 from vrampool.queueing.names import Names
