@@ -49,8 +49,10 @@ def test_a_study_of_unknown_memory_begins_alone_and_goes_on_side_by_side(pool: L
     assert first.user_attrs["before"] == 0
     assert all(other.datetime_start >= first.datetime_start for other in others)
     assert any(other.datetime_start < first.datetime_complete for other in others), "side by side after its report"
-    for trial in others:
-        facts = facts_of(trial)
+    # One more may have been asked for before the first was seen to run; it waits for a device of its own, too.
+    sized = [facts for trial in others if (facts := facts_of(trial)).request_bytes is not None]
+    assert len(sized) >= 2
+    for facts in sized:
         assert facts.request_bytes is not None and facts.peak_bytes is not None
         assert 60 * MIB < facts.peak_bytes <= facts.request_bytes < pool.device().budget_bytes
         assert facts.request_reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -92,7 +93,7 @@ def state_dir(tmp_path: Path) -> Iterator[Path]:
     record = StateDir(load_settings({"state_dir": path}, env={})).read()
     if record is not None:
         stop_record(record, 30)
-    until(lambda: not processes_of(path), what=f"an end of {processes_of(path)}", timeout_s=20)
+    until(lambda: not processes_of(path), what=f"an end of {processes_of(path)}", timeout_s=40)
 
 
 @pytest.fixture
@@ -183,6 +184,7 @@ def test_a_submission_is_cancelled_from_another_process(state_dir: Path, gate: P
     pool.close()
 
 
+@pytest.mark.slow
 def test_a_pool_with_an_owner_ends_with_it_and_goes_on_when_it_is_started_again(state_dir: Path, gate: Path) -> None:
     """`with Pool()` in a notebook that is killed: no process is left over, and the study is still there."""
     notebook = script(
@@ -210,6 +212,7 @@ def test_a_pool_with_an_owner_ends_with_it_and_goes_on_when_it_is_started_again(
 # ---- a pool that is killed with everything in it -----------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_pool_goes_on_where_it_was_after_everything_was_killed(state_dir: Path, gate: Path) -> None:
     """As after a power cut: SIGKILL for the host, Valkey, coordinator, supervisor, worker and trials, all at once."""
     command(state_dir, "up")
@@ -237,12 +240,17 @@ def kill_all_in(state_dir: Path) -> None:
     record = StateDir(load_settings({"state_dir": state_dir}, env={})).read()
     assert record is not None
     host = psutil.Process(record.pid)
-    everyone = [host, *host.children(recursive=True)]
+    everyone: set[psutil.Process] = set()
+    # Stopped first, until none is new: the first deaths would give the last ones time to act.
+    while found := {host, *host.children(recursive=True)} - everyone:
+        everyone |= found
+        for process in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
     assert len(everyone) > 6
     for process in everyone:
-        process.suspend()  # or the first deaths would give the last ones time to act
-    for process in everyone:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     _, alive = psutil.wait_procs(everyone, timeout=10)
     assert alive == []
 

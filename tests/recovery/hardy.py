@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 from optuna.trial import FrozenTrial, TrialState
 from recovery.execution_log import ExecutionLog
-from recovery.processes import Processes
+from recovery.processes import Processes, frozen
 from support.pools import variables
 from support.waiting import until
 
@@ -122,9 +122,18 @@ class HardyPool:
         env = {"EXECUTION_LOG": str(self.log.path), "GATE": str(self.gate), **options.pop("env", {})}
         return self.pool.submit(f"{OBJECTIVES}:{objective}", n_trials, vram=vram, env=env, **options)
 
+    def frozen_worker(self) -> frozen:
+        """Freeze the worker for as long as the block lasts, once it has told what it can take."""
+        until(
+            lambda: any(device.state == "ready" and device.free_bytes > 0 for device in self.pool.devices()),
+            what="a worker that takes trials",
+            timeout_s=LIMIT_S,
+        )
+        return frozen(self.processes.worker())
+
     def await_job(self) -> WaitingJob:
         """Wait for a job in the queue while the worker is frozen; it looks alive meanwhile, or no trial is created."""
-        (record,) = until(self.pool.devices, what="a worker")
+        (record,) = self.pool.devices()
         registry = Registry(self.pool.connection, self.pool.settings.pool)
 
         def look() -> list[WaitingJob]:

@@ -85,7 +85,7 @@ def test_a_job_that_redis_lost_is_enqueued_again(pool: HardyPool):
     """A34: its record is gone while its id still waits; no job that waits ever ends by itself."""
     names = Names(pool.pool.settings.pool)
     connection = pool.pool.connection
-    with frozen(pool.processes.worker()):
+    with pool.frozen_worker():
         handle = pool.submit("one", 2)
         first = pool.await_job().job_id
         assert connection.ttl(names.job(first)) == connection.ttl(names.waiting) == -1

@@ -1,4 +1,4 @@
-"""Messages that no holder of the pool's secret wrote, or not for this: nothing of them is run, and one line says why."""
+"""Messages that no holder of the pool's secret wrote, or not for this: nothing of them runs, and one line says why."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_ticket_that_is_not_what_the_coordinator_wrote_is_refused_and_the_tria
     """The worker throws it away; the trial waits in the storage, so the coordinator writes its ticket again."""
     signer = load_secret(pool.pool.settings, create=False)
     connection = pool.pool.connection
-    with frozen(pool.processes.worker()):
+    with pool.frozen_worker():
         handle = pool.submit("one")
         job_id = pool.await_job().job_id
         key = Names(pool.pool.settings.pool).job(job_id)
@@ -155,10 +155,10 @@ def test_a_bundle_that_was_altered_in_the_database_fails_its_trials_and_says_why
         log.write_text("started 0 0\n")
         return 1.0
 
-    with frozen(pool.processes.worker()):
+    with pool.frozen_worker():
         handle = pool.pool.submit(bundled, 2, vram="60MiB")
         digest = handle.spec.objective.bundle_sha256
-        change(pool.database, "UPDATE vrampool_bundles SET body = body || x'00' WHERE sha256 = ?", digest)
+        change(pool.database, "UPDATE vrampool_bundles SET body = CAST(body || x'00' AS BLOB) WHERE sha256 = ?", digest)
         pool.await_job()
     trials = pool.await_end(handle)
     assert [trial.state for trial in trials] == [FAIL, FAIL]
@@ -175,7 +175,7 @@ def nothing(trial):
 
 
 def test_what_waits_and_runs_of_a_submission_that_was_altered_later_comes_to_an_end(valkey: str, tmp_path: Path):
-    """A coordinator that starts later cannot open it: what waits is ended with the reason, what runs is told, or lost."""
+    """A coordinator that starts later cannot open it: what waits is ended and told why, what runs ends by itself."""
     with stepped_pool(valkey, tmp_path, slots=2) as pool:
         handle = pool.submit(nothing, 3)
         worker = pool.workers[0]

@@ -175,10 +175,10 @@ class StudyDesk:
         if digest is None:
             return None
         if digest not in self._bundles:
-            found = self._catalog.get_bundle(digest)
-            if found is None:
-                return NotOpened(f"the storage lacks the objective's bundle {digest[:12]}")
             try:
+                found = self._catalog.get_bundle(digest)
+                if found is None:
+                    return NotOpened(f"the storage lacks the objective's bundle {digest[:12]}")
                 self._signer.verify("bundle", found[0], found[1])
             except MessageError as error:
                 return NotOpened(f"the objective's bundle is refused: {error}")

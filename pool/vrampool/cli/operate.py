@@ -39,7 +39,7 @@ def pause(workers: tuple[str, ...], everybody: bool, **given: Any) -> int:
     WORKER is a worker's name, its host or its device, as `vrampool status --json` shows them; without one, the workers
     of this host are meant.
     """
-    _Pool(take_settings(given)).send("pause", workers, everybody)
+    Operator(take_settings(given)).send("pause", workers, everybody)
     return 0
 
 
@@ -47,7 +47,7 @@ def pause(workers: tuple[str, ...], everybody: bool, **given: Any) -> int:
 @_operating
 def resume(workers: tuple[str, ...], everybody: bool, **given: Any) -> int:
     """Let workers take trials again after `pause`, `drain --stay` or a quarantine. WORKER as for `pause`."""
-    _Pool(take_settings(given)).send("resume", workers, everybody)
+    Operator(take_settings(given)).send("resume", workers, everybody)
     return 0
 
 
@@ -63,7 +63,7 @@ def drain(
 
     WORKER as for `pause`.
     """
-    pool = _Pool(take_settings(given))
+    pool = Operator(take_settings(given))
     if not workers and not everybody and not pool.chosen((), False):
         print("no worker runs on this host")
         return 0
@@ -73,8 +73,12 @@ def drain(
     return 0
 
 
-class _Pool:
-    """The workers of a pool, for commands."""
+class Operator:
+    """Sends commands to the workers of a pool.
+
+    Args:
+        settings: Which pool; the local one where no Redis is named.
+    """
 
     def __init__(self, settings: Settings) -> None:
         from vrampool.local.starting import attach

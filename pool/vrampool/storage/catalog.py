@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import sqlalchemy as sa
+from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage
 from sqlalchemy.exc import IntegrityError
 
+from vrampool.errors import MessageError
+from vrampool.storage.faults import TransientStorageError, describe_fault
 from vrampool.storage.opening import storage_of
 from vrampool.storage.schema import bundles, points, submissions
 
@@ -129,11 +132,19 @@ class Catalog:
             session.execute(again.values(signature=signature, created_at=row["created_at"]))
 
     def get_bundle(self, sha256: str) -> tuple[bytes, str] | None:
-        """Return a bundle's body and signature; None when it is not kept (any more)."""
-        with self._database.snapshot() as session:
-            found = session.execute(
-                sa.select(bundles.c.body, bundles.c.signature).where(bundles.c.sha256 == sha256)
-            ).one_or_none()
+        """Return a bundle's body and signature; None when it is not kept (any more).
+
+        Raises:
+            MessageError: what is kept there is no bundle: it was altered.
+        """
+        query = sa.select(bundles.c.body, bundles.c.signature).where(bundles.c.sha256 == sha256)
+        try:
+            with self._database.snapshot() as session:
+                found = session.execute(query).one_or_none()
+        except TransientStorageError:
+            raise
+        except StorageInternalError as error:
+            raise MessageError(f"bundle {sha256[:12]} cannot be read: {describe_fault(error)}") from error
         return None if found is None else (bytes(found.body), found.signature)
 
     def drop_bundles_of_ended(self, *, grace_s: float = _BUNDLE_GRACE_S) -> int:

@@ -6,6 +6,7 @@ server that restarts, no connection left. Those become a `TransientStorageError`
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -41,9 +42,8 @@ def is_transient(error: BaseException) -> bool:
         return False
     if cause.connection_invalidated:
         return True
-    code = getattr(cause.orig, "sqlite_errorname", None)
-    if code is not None:
-        return str(code).startswith(_PASSING_SQLITE)
+    if isinstance(cause.orig, sqlite3.Error):  # without a code it is Python's own: a value that cannot be read
+        return getattr(cause.orig, "sqlite_errorname", "").startswith(_PASSING_SQLITE)
     return isinstance(cause, (exc.OperationalError, exc.InterfaceError))
 
 
