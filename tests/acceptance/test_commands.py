@@ -153,7 +153,7 @@ def test_stop_now_ends_what_runs(pool: LivePool, tmp_path, capsys):
 
 
 def test_a_pool_that_was_brought_up_survives_its_starter_and_a_down_loses_nothing(tmp_path, capsys):
-    """`up`, submit from a process that is gone at once, `down` in the middle, `up` again: the study is complete."""
+    """`up`, `submit`, `down` in the middle, `up` again: the study is complete."""
     gate, state = tmp_path / "gate", tmp_path / "state"
     at = ("--state-dir", state)
     env = {"VRAMPOOL_SHARE": "1", "VRAMPOOL_GRACE_S": "0.2", "VRAMPOOL_STOP_ASK_S": "0.5"}
@@ -165,14 +165,14 @@ def test_a_pool_that_was_brought_up_survives_its_starter_and_a_down_loses_nothin
         again = call(capsys, *bring_up)
         assert again.code == 0 and "a pool runs already" in again.out
         asked = ("submit", f"{OBJECTIVES}:wait_for_file", "--trials", "2", "--study", "survives", "--vram", "200MiB")
-        assert commands.run(*asked, "--env", f"GATE={gate}", *at).code == 0
+        assert call(capsys, *asked, "--env", f"GATE={gate}", *at).code == 0
 
         def running() -> bool:
             told = call(capsys, "status", "survives", "--json", *at).json
             return any(trial["state"] == "RUNNING" for trial in told["studies"][0]["trials"])
 
         until(running, what="a running trial")
-        ended = commands.run("down", *at)
+        ended = call(capsys, "down", *at)
         assert ended.code == 0 and "the pool has ended" in ended.out, ended
         assert processes_of(state) == []
         nothing = call(capsys, "down", *at)
@@ -190,7 +190,7 @@ def test_a_pool_that_was_brought_up_survives_its_starter_and_a_down_loses_nothin
         handed_back = [trial for trial in study["trials"] if trial["state"] == "FAIL"]
         assert handed_back and all(trial["how"] == "preempted" for trial in handed_back)
     finally:
-        commands.run("down", *at)
+        call(capsys, "down", *at)
     assert processes_of(state) == []
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 from optuna.trial import TrialState
-from support import commands
+from support.commands import call
 from support.pools import FAST, LivePool, check_invariants, facts_of, processes_of
 from support.waiting import until
 
@@ -35,7 +35,7 @@ def test_an_owned_pool_leaves_no_process_and_its_studies_behind(make_pool):
     assert processes_of(settings.state_dir) == []
 
 
-def test_an_owned_pool_ends_with_an_owner_that_is_killed(tmp_path):
+def test_an_owned_pool_ends_with_an_owner_that_is_killed(tmp_path, capsys):
     """Valkey, coordinator, worker, spare and trial: none outlives a SIGKILL of the program."""
     state = tmp_path / "state"
     env = {f"VRAMPOOL_{name.upper()}": str(value) for name, value in FAST.items()} | {
@@ -53,7 +53,7 @@ with vrampool.Pool() as pool:
     at = ("--state-dir", state)
 
     def running() -> bool:
-        done = commands.run("status", "running", "--json", *at)
+        done = call(capsys, "status", "running", "--json", *at)
         return done.code == 0 and done.json["studies"][0]["trials"] != []
 
     try:

@@ -194,8 +194,12 @@ class Card(RuleBasedStateMachine):
 
     @invariant()
     def no_stranger_is_made_up(self):
-        """Unless reports stayed away for long, only what dead trials left behind is believed to be others'."""
-        if not self.strangers_came and not self.reports_stayed_away:
+        """Only what dead trials left behind is believed to be others'.
+
+        Not so where reports stayed away for long, nor where a trial that nobody measures has ever grown: from outside
+        that looks the same as memory of a dead one which does not come back.
+        """
+        if not self.strangers_came and not self.reports_stayed_away and not self.unmeasured:
             assert self.card.ledger.strangers_bytes <= self.left_bytes
 
     @invariant()

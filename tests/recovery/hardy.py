@@ -77,8 +77,9 @@ class HardyPool:
     def clear(self) -> None:
         """End what a test has left."""
         self._end_second()
-        for handle in self.pool.handles():
-            if not handle.progress().final:
+        for row in self.catalog.submissions():
+            if not row.state.final:
+                handle = self.pool.attach(row.study_name)
                 handle.cancel("left by a test")
                 handle.wait(30)
 

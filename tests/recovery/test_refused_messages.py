@@ -16,9 +16,8 @@ from optuna.trial import TrialState
 from recovery.hardy import HardyPool
 from recovery.processes import frozen
 from support.stepped_pool import stepped_pool
-from support.waiting import until
 
-from vrampool.messages import WIRE_VERSION, EndKind, Ticket
+from vrampool.messages import ENTRY_POINT, WIRE_VERSION, EndKind, Ticket
 from vrampool.queueing.jobs import payload_of
 from vrampool.queueing.names import Names
 from vrampool.signing import Signer, load_secret
@@ -26,7 +25,7 @@ from vrampool.storage import attempt_of, cancelled_reason
 
 COMPLETE, FAIL = TrialState.COMPLETE, TrialState.FAIL
 STRANGER = Signer(b"a secret that this pool does not have")
-Write = Callable[[Signer, str, Ticket, bytes], bytes]
+Write = Callable[[Signer, str, Ticket], bytes]
 
 
 class Trap:
@@ -39,60 +38,82 @@ class Trap:
         return os.mkdir, (str(self._path),)
 
 
-def forged(signer: Signer, job_id: str, ticket: Ticket, payload: bytes) -> bytes:
-    return STRANGER.sign_ticket(job_id, ticket)
-
-
-def altered(signer: Signer, job_id: str, ticket: Ticket, payload: bytes) -> bytes:
-    assert payload.count(b'"wire":1') == 1
-    return payload.replace(b'"wire":1', b'"wire":0')
-
-
-def replayed(signer: Signer, job_id: str, ticket: Ticket, payload: bytes) -> bytes:
-    return signer.sign_ticket(f"{ticket.submission_id}-{ticket.number + 1}", ticket)
-
-
-def newer(signer: Signer, job_id: str, ticket: Ticket, payload: bytes) -> bytes:
-    return signer.sign_ticket(job_id, dataclasses.replace(ticket, wire=WIRE_VERSION + 1))
-
-
-def another_function(signer: Signer, job_id: str, ticket: Ticket, payload: bytes) -> bytes:
-    return signer.sign_json("job", ["os.system", None, ["true"], {}])
-
-
-def unsigned(signer: Signer, job_id: str, ticket: Ticket, payload: bytes) -> bytes:
+def unsigned(signer: Signer, job_id: str, ticket: Ticket) -> bytes:
     return json.dumps(ticket.to_json()).encode()
 
 
-@pytest.mark.parametrize(
-    ("write", "words"),
-    [
-        (forged, "was altered, or signed with another secret"),
-        (altered, "was altered, or signed with another secret"),
-        (replayed, "it was replayed"),
-        (newer, f"has wire format {WIRE_VERSION + 1}"),
-        (another_function, "asks for the function 'os.system'"),
-        (unsigned, "without a signature"),
-    ],
-    ids=lambda value: value.__name__ if callable(value) else "",
-)
-def test_a_ticket_that_is_not_what_the_coordinator_wrote_is_refused_and_the_trial_runs_by_a_good_one(
-    pool: HardyPool, write: Write, words: str
-):
-    """The worker throws it away; the trial waits in the storage, so the coordinator writes its ticket again."""
+def forged(signer: Signer, job_id: str, ticket: Ticket) -> bytes:
+    return STRANGER.sign_ticket(job_id, ticket)
+
+
+def altered(signer: Signer, job_id: str, ticket: Ticket) -> bytes:
+    signed = signer.sign_ticket(job_id, ticket)
+    assert signed.count(b'"wire":1') == 1
+    return signed.replace(b'"wire":1', b'"wire":0')
+
+
+def replayed(signer: Signer, job_id: str, ticket: Ticket) -> bytes:
+    """The very words that the coordinator wrote for another job."""
+    return signer.sign_ticket(f"{ticket.submission_id}-{ticket.number}", ticket)
+
+
+def newer(signer: Signer, job_id: str, ticket: Ticket) -> bytes:
+    return signer.sign_ticket(job_id, dataclasses.replace(ticket, wire=WIRE_VERSION + 1))
+
+
+def of_another_trial(signer: Signer, job_id: str, ticket: Ticket) -> bytes:
+    return signer.sign_json("job", [ENTRY_POINT, None, [job_id, ticket.to_json()], {}])
+
+
+def of_another_function(signer: Signer, job_id: str, ticket: Ticket) -> bytes:
+    return signer.sign_json("job", ["os.system", None, [job_id, ticket.to_json()], {}])
+
+
+#: How a bad ticket is written, and what is said of it.
+BAD: list[tuple[Write, str]] = [
+    (unsigned, "without a signature"),
+    (forged, "was altered, or signed with another secret"),
+    (altered, "was altered, or signed with another secret"),
+    (replayed, "it was replayed"),
+    (newer, f"has wire format {WIRE_VERSION + 1}"),
+    (of_another_trial, "carries the ticket of trial 0"),
+    (of_another_function, "asks for the function 'os.system'"),
+]
+
+
+def test_tickets_that_the_coordinator_did_not_write_run_nothing_and_the_good_one_behind_them_does(pool: HardyPool):
+    """All are put into Redis by hand, ahead of the good one, and name its trial; each is told in one line."""
     signer = load_secret(pool.pool.settings, create=False)
-    connection = pool.pool.connection
+    connection, names = pool.pool.connection, Names(pool.pool.settings.pool)
     with pool.frozen_worker():
         handle = pool.submit("one")
-        job_id = pool.await_job().job_id
-        key = Names(pool.pool.settings.pool).job(job_id)
-        payload = payload_of(connection.hget(key, "data"))
-        written = write(signer, job_id, signer.open_ticket(job_id, payload), payload)
-        connection.hset(key, "data", zlib.compress(written))
-    refused_in_one_line(pool, words)
+        good = pool.await_job().job_id
+        ticket = signer.open_ticket(good, payload_of(connection.hget(names.job(good), "data")))
+        fields = connection.hgetall(names.job(good))
+        for number, (write, _) in enumerate(BAD, start=100):
+            job_id = f"{handle.id}-{number}"
+            written = {b"data": zlib.compress(write(signer, job_id, ticket))}
+            connection.hset(names.job(job_id), mapping={**fields, **written})
+            connection.lpush(names.waiting, job_id)
     (trial,) = pool.await_end(handle)
     assert trial.state == COMPLETE
     assert pool.log.times("started") == {0: 1}
+    for number, (_, words) in enumerate(BAD, start=100):
+        assert words in refusal(pool, f"{handle.id}-{number}")
+        assert not connection.exists(names.job(f"{handle.id}-{number}"))
+
+
+def test_a_trial_whose_ticket_was_altered_runs_by_another_one(pool: HardyPool):
+    """The worker throws it away; the trial waits in the storage, so the coordinator writes its ticket again."""
+    connection, names = pool.pool.connection, Names(pool.pool.settings.pool)
+    with pool.frozen_worker():
+        handle = pool.submit("one")
+        job_id = pool.await_job().job_id
+        connection.hset(names.job(job_id), "vram_bytes", 1)
+    (trial,) = pool.await_end(handle)
+    assert trial.state == COMPLETE
+    assert pool.log.times("started") == {0: 1}
+    assert "its fields differ from its signed ticket" in refusal(pool, job_id)
 
 
 def test_a_pickle_in_the_queue_is_not_opened(pool: HardyPool, tmp_path: Path):
@@ -109,18 +130,17 @@ def test_a_pickle_in_the_queue_is_not_opened(pool: HardyPool, tmp_path: Path):
     pool.pool.connection.hset(names.job("somebody-0"), mapping=fields)
     pool.pool.connection.rpush(names.waiting, "somebody-0")
     pool.run_one()
-    refused_in_one_line(pool, "without a signature")
+    assert "without a signature" in refusal(pool, "somebody-0")
     assert not sprung.exists()
     assert not pool.pool.connection.exists(names.job("somebody-0"))
 
 
-def refused_in_one_line(pool: HardyPool, words: str) -> None:
-    def lines() -> list[str]:
-        return [line for line in pool.log_of("worker").splitlines() if "refused" in line]
-
-    until(lines, what="a word of the worker")
-    assert len(lines()) == 1 and words in lines()[0]
+def refusal(pool: HardyPool, job_id: str) -> str:
+    """Return the one line in which the worker refused a job."""
+    lines = [line for line in pool.log_of("worker").splitlines() if job_id in line and "refused" in line]
+    assert len(lines) == 1, lines
     assert "Traceback" not in pool.log_of("worker")
+    return lines[0]
 
 
 # ---- in the database -----------------------------------------------------------------------------------

@@ -65,7 +65,8 @@ class QueuePort:
             else:
                 self._doubtful.add(taken.job_id)
                 self.discard(taken.job_id, offer.lease_id)
-            raise
+            text = str(error)
+            raise MessageError(text if taken.job_id in text else f"job {taken.job_id}: {text}") from None
 
     def begin(self, job_id: str) -> str | None:
         """Enter a claimed trial into RQ's books. Returns the execution's id; None: another worker holds the job."""

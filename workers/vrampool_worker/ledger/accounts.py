@@ -119,7 +119,8 @@ class Accounts:
 
         A neighbour that grows makes it look like more for a moment, until its own report comes.
         """
-        others = [lease for lease in self.leases.values() if lease is not ended]
+        # What others that are gone held explains nothing any more: it would hide what this one has left behind.
+        others = [lease for lease in self.leases.values() if lease.ended_at_s is None]
         seen_bytes = max(0, self._unexplained_bytes(used_bytes, others) - ended.unexplained_before_bytes)
         ended.residue_bytes = seen_bytes if ended.residue_bytes is None else min(ended.residue_bytes, seen_bytes)
         return ended.residue_bytes
