@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 from optuna.trial import TrialState
 from support.commands import call
-from support.pools import FAST, LivePool, check_invariants, facts_of, processes_of
+from support.pools import FAST, LivePool, check_invariants, facts_of, is_gone, processes_of
 from support.waiting import until
 
 import vrampool
@@ -25,8 +25,10 @@ def test_an_owned_pool_leaves_no_process_and_its_studies_behind(make_pool):
     made.run(f"{OBJECTIVES}:draw", 3, study_name="kept")
     check_invariants(made)
     settings = made.pool.settings
-    assert len(processes_of(settings.state_dir)) >= 5, "host, Valkey, coordinator, supervisor, worker"
+    processes = made.processes()
+    assert len(processes) >= 8, "host, watch, Valkey, coordinator, supervisor, worker, keeper, spare"
     made.pool.close()
+    assert [process for process in processes if not is_gone(process)] == []
     assert processes_of(settings.state_dir) == []
     with vrampool.Pool(**{**FAST, "state_dir": settings.state_dir}) as again:
         assert len(again.attach("kept").trials) == 3
@@ -108,14 +110,6 @@ def test_a_worker_that_is_killed_takes_its_trials_along_and_they_are_run_again(m
     assert facts_of(second).worker != first.user_attrs["vrampool:lost"].split()[1]
     until(lambda: [device.pid for device in made.devices()] not in ([], [worker]), what="another worker")
     check_invariants(made)
-
-
-def is_gone(process: psutil.Process) -> bool:
-    """True also while whoever got its corpse has not looked at it yet."""
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_a_coordinator_that_is_killed_is_replaced_and_nothing_is_run_twice(pool: LivePool, tmp_path):

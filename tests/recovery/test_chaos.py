@@ -65,7 +65,7 @@ LOSSES = [Fault(2, "redeliver", 0.0), Fault(3, "redeliver", 0.02), Fault(4, "wor
     ],
 )
 def test_a_pool_that_breaks_a_rule_is_caught(make_pool: MakePool, mutant: str, words: str):
-    """Without a claim check a trial that is handed out twice runs twice; a lost one must be tried again, as a new one."""
+    """A trial that is handed out twice must run once; a lost one must be tried again, as a new one."""
     chaos = Chaos(make_pool(mutants=mutant), 8, LOSSES, step_s=0.1)
     found = chaos.run()
     assert any(words in line for line in found), f"{chaos}\n{found}"

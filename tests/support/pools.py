@@ -90,12 +90,17 @@ class LivePool:
     def pids(self) -> dict[str, int]:
         """Pids of the parents: "coordinator", and each worker's by its device's id."""
         found = {device.device_id: device.pid for device in self.devices()}
-        local = self.pool.local
-        if local is not None:
-            for process in psutil.Process(local.record.pid).children(recursive=True):
-                if "coordinator" in _cmdline(process):
-                    found["coordinator"] = process.pid
+        for process in self.processes():
+            if "coordinator" in _cmdline(process):
+                found["coordinator"] = process.pid
         return found
+
+    def processes(self) -> list[psutil.Process]:
+        """Return all processes of a local pool: its host and everything below it."""
+        local = self.pool.local
+        assert local is not None
+        host = psutil.Process(local.record.pid)
+        return [host, *host.children(recursive=True)]
 
     def probe(self, pid: int) -> dict[str, Any]:
         """Ask a parent what it holds: modules, descriptors, threads (`support/probe`)."""
@@ -262,8 +267,19 @@ def _cmdline(process: psutil.Process) -> list[str]:
         return []
 
 
+def is_gone(process: psutil.Process) -> bool:
+    """True also while whoever got its corpse has not looked at it yet."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def processes_of(folder: Path) -> list[str]:
-    """Return every process that was started with something in this folder: of a pool whose state lies there."""
+    """Return the processes that have this folder in their arguments or variables: of a pool whose state lies there.
+
+    Without root's rights the variables of parents cannot be read; their Valkey, spares and trials tell of them.
+    """
     found = []
     for process in psutil.process_iter():
         words = _cmdline(process)
