@@ -122,7 +122,16 @@ class StudyDesk:
     def open(self, ticket: Ticket) -> Opened | NotOpened:
         """Claim a trial and open it."""
         at_s = time.time()  # names the claim: a repeated one must know its own first try again
-        return self._repeat(lambda: self._open(ticket, at_s), f"open {ticket.study_name}/{ticket.number}")
+        what = f"open {ticket.study_name}/{ticket.number}"
+        try:
+            return self._repeat(lambda: self._open(ticket, at_s), what)
+        except Exception as error:
+            if is_transient(error):  # the worker shuts down while the database is away: somebody else will run it
+                raise
+            # Left waiting it would come back for ever; told FAIL it says what is wrong, where its people look.
+            _log.exception("%s cannot be opened", what)
+            reason = f"its worker could not open it: {type(error).__name__}: {error}"
+            return self._repeat(lambda: self._refuse(ticket, reason, at_s), what)
 
     def _open(self, ticket: Ticket, at_s: float) -> Opened | NotOpened:
         self._connect()
