@@ -17,6 +17,9 @@ COMPILE := test -z "$$PYTHONDONTWRITEBYTECODE" || $(BIN)/python -m compileall -q
 # More arguments for pytest, for example: make test ARGS="-k ledger -x"
 ARGS ?=
 
+# Tests wait for processes more than they compute: two files at a time.
+PARALLEL ?= -n 2 --dist loadfile
+
 # Address of an index with PyTorch's CPU builds; empty: pip's configured sources are asked.
 export TORCH_INDEX ?=
 
@@ -32,7 +35,7 @@ demo: $(VENV)/.demo-installed  ## run a small search on this machine and draw it
 
 .PHONY: test
 test: $(VENV)/.dev-installed  ## run the tests that need no GPU
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(PARALLEL) $(ARGS)
 
 .PHONY: test-slow
 test-slow: $(VENV)/.dev-installed  ## run the slow tests that need no GPU: faults, load, the wheel

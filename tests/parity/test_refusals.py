@@ -195,4 +195,5 @@ def test_a_worker_refuses_a_forged_job_with_one_line_in_its_log(pool: LivePool) 
     handle.wait(60)
     assert [trial.state for trial in handle.trials] == [COMPLETE]
     (line,) = lines()[before:]
-    assert "ERROR vrampool.worker: a job was refused: the signature of a job does not match" in line
+    assert "ERROR vrampool.worker: a job was refused: " in line
+    assert "the signature of a job does not match" in line

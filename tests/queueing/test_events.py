@@ -139,3 +139,11 @@ def test_what_nobody_reads_is_bounded(events, monkeypatch):
             events.publish({"number": number})
         until(lambda: listener._events and listener._events[-1] == {"number": 49})
         assert listener.read() == [{"number": number} for number in range(40, 50)]
+
+
+def test_a_hint_that_nobody_can_hear_is_no_failure(tmp_path, pool):
+    """What changed is in the storage already: a caller that got an error would do it again."""
+    server = EmbeddedValkey(tmp_path / "valkey").start()
+    events = Events(connect(server.url, role="test"), pool)
+    server.stop()
+    events.publish({"submission": "sub1", "state": "open"})

@@ -186,6 +186,20 @@ def test_what_is_taken_is_held_and_in_exactly_one_list(queue, connection, pool):
     assert connection.lrange(names.intermediate, 0, -1) == [b"sub1-1"] and connection.llen(names.waiting) == 0
 
 
+def test_a_job_that_is_handed_out_a_second_time_stays_with_the_worker_that_lives(queue, connection, pool):
+    """RQ's clean-up puts it back when it thinks it stuck; the second worker would take the trial from the first."""
+    names = Names(pool)
+    queue.enqueue([ticket(pool, 1), ticket(pool, 2)])
+    take(connection, pool, offer("L1", "w1"))
+    connection.lpush(names.waiting, "sub1-1")
+    assert take(connection, pool, offer("L2", "w2")).number == 2
+    assert connection.get(names.live("sub1-1")) == b"w1"
+    assert connection.llen(names.waiting) == 0
+    connection.delete(names.live("sub1-1"))
+    connection.lpush(names.waiting, "sub1-1")
+    assert take(connection, pool, offer("L3", "w2")).number == 1, "its worker is gone"
+
+
 def test_the_wait_is_told(queue, connection, pool):
     queue.enqueue([ticket(pool, 1)])
     name = Names(pool).job("sub1-1")

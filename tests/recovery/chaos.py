@@ -183,12 +183,16 @@ class Chaos:
             until(lost, what="a loss of its trials", timeout_s=LIMIT_S)
 
     def _redeliver(self) -> None:
-        """A job is handed out a second time, as RQ's own clean-up does with what it thinks abandoned."""
+        """A job is handed out a second time, as happens when its worker's lease ran out and the worker lives."""
         trial = self._pick(self._running())
         mark = None if trial is None else mark_of(trial)
         if trial is not None and mark is not None:
             job_id = f"{mark.submission}-{trial.number}"
-            self.pool.pool.connection.lpush(Names(self.pool.pool.settings.pool).waiting, job_id)
+            names = Names(self.pool.pool.settings.pool)
+            with self.pool.pool.connection.pipeline() as pipeline:
+                pipeline.delete(names.live(job_id))
+                pipeline.lpush(names.waiting, job_id)
+                pipeline.execute()
             self.pool.pool._events.poke()
 
     def _pick(self, among: Sequence[object]):  # type: ignore[no-untyped-def]

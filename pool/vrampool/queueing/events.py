@@ -20,7 +20,7 @@ from typing import Any, Self
 import redis
 
 from vrampool.errors import MessageError
-from vrampool.queueing.connection import talks_to_redis
+from vrampool.queueing.connection import TransientRedisError, talks_to_redis
 from vrampool.queueing.names import Names
 from vrampool.signing import Signer
 
@@ -55,10 +55,20 @@ class Events:
         self._channel = Names(pool).events
         self._signer = signer
 
-    @talks_to_redis
     def publish(self, fields: dict[str, Any]) -> None:
-        """Tell everybody that something changed. Round trips: 1."""
-        self._connection.publish(self._channel, json.dumps(fields, separators=(",", ":")))
+        """Tell everybody that something changed; nobody hears it while Redis is away. Round trips: 1.
+
+        What changed is in the storage, and those who need to know look by themselves: for whoever changed it a hint
+        that got lost is no failure.
+        """
+        try:
+            self._publish(json.dumps(fields, separators=(",", ":")))
+        except TransientRedisError as error:
+            _log.debug("a hint got lost: %s", error)
+
+    @talks_to_redis
+    def _publish(self, message: str) -> None:
+        self._connection.publish(self._channel, message)
 
     def poke(self) -> None:
         """Wake everybody who waits. Round trips: 1."""

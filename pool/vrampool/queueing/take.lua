@@ -59,6 +59,8 @@ for _, id in ipairs(redis.call('LRANGE', KEYS[1], 0, tonumber(ARGV[5]) - 1)) do
   local key = job_prefix .. id
   if redis.call('HEXISTS', key, 'data') == 0 then
     redis.call('LREM', KEYS[1], 0, id) -- its hash was deleted; the coordinator enqueues the trial again
+  elseif redis.call('EXISTS', live_prefix .. id) == 1 then
+    redis.call('LREM', KEYS[1], 0, id) -- a live worker holds it: handed out twice, by RQ's clean-up for example
   elseif fits(redis.call('HMGET', key,
       'vram_bytes', 'submission', 'requires', 'avoid', 'avoid_ms', 'queued_at_ms', 'refused_by')) then
     redis.call('LREM', KEYS[1], 1, id)
