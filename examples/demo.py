@@ -67,7 +67,7 @@ def wait_until_released(pool: vrampool.Pool, limit_s: float = 30.0) -> None:
 def trial_table(trials: list[dict], releases: list[dict]) -> Table:
     """Return the table of trials: what each asked, was granted and held, and the device before and after it."""
     by_number = {item["number"]: item for item in releases}
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("trial", "state", "accuracy", "request", "lease", "peak", "before", "after", "left", "back in"):
         table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
     for record in trials:

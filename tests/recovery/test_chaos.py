@@ -56,6 +56,7 @@ def test_a_long_study_survives_all_night(make_pool: MakePool):
 LOSSES = [Fault(2, "redeliver", 0.0), Fault(3, "redeliver", 0.02), Fault(4, "worker", 0.03)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutant", "words"),
     [

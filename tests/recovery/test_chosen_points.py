@@ -1,4 +1,7 @@
-"""A process dies at the worst moment there is: between two writes that belong together."""
+"""A process dies at the worst moment there is: between two writes that belong together.
+
+`test_coordinator_dies` tries every such point of the coordinator in steps; here real processes end.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from recovery.conftest import MakePool
 from vrampool.storage import mark_of
 
 COMPLETE, FAIL = TrialState.COMPLETE, TrialState.FAIL
+pytestmark = pytest.mark.slow
 
 
 def test_a_coordinator_that_dies_between_a_retry_and_its_job_leaves_one_retry(make_pool: MakePool):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
+from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
 from support.racing import race
 
+from vrampool.errors import MessageError
 from vrampool.storage import Catalog, PoolStorage, SubmissionState, open_storage
 
 MINIMIZE = [optuna.study.StudyDirection.MINIMIZE]
@@ -110,6 +113,19 @@ def test_bundles_go_once_and_are_dropped_with_their_last_submission(catalog: Cat
     catalog.set_submission_state("s2", SubmissionState.CANCELLED, "", expected=None)
     assert catalog.drop_bundles_of_ended(grace_s=0) == 1
     assert catalog.get_bundle("a" * 64) is None
+
+
+def test_a_bundle_that_was_altered_beyond_reading_is_refused_and_not_tried_for_ever(tmp_path: Path) -> None:
+    """SQLite keeps any type in any column; a worker that took this for a fault that passes would hang."""
+    storage = open_storage(f"sqlite:///{tmp_path / 's.db'}", create_schema=True)
+    catalog = Catalog(storage)
+    catalog.put_bundle("a" * 64, b"\xff\xfe", "signature")
+    with sqlite3.connect(tmp_path / "s.db") as connection:
+        connection.execute("UPDATE vrampool_bundles SET body = CAST(x'ff00' AS TEXT)")
+    connection.close()
+    with pytest.raises(MessageError, match="cannot be read"):
+        catalog.get_bundle("a" * 64)
+    storage.close()
 
 
 def test_a_new_study_under_an_old_name_starts_with_all_its_points(catalog: Catalog, storage: PoolStorage) -> None:
