@@ -30,4 +30,4 @@ def main(state_dir: str, objective: str, study_name: str, n_trials: int, seed: i
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], n_trials=int(sys.argv[4]), seed=int(sys.argv[5]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))

@@ -72,7 +72,6 @@ def test_optimizer_steps_reach_the_worker(tmp_path, pool_env):
     assert 20 <= trial["facts"]["steps"] <= 24
 
 
-@pytest.mark.xfail(reason="the worker does not keep hints in a trial's facts yet")
 def test_a_hint_reaches_the_trials_facts(tmp_path, pool_env):
     (trial,) = run("steps", tmp_path, pool_env)
     assert any("shapes vary" in hint for hint in trial["facts"]["hints"])
