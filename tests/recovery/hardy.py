@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -103,8 +104,10 @@ class HardyPool:
                 self._storage.close()
 
     def second_worker(self) -> psutil.Process:
-        """Start one more worker on the same device, beside the supervisor's."""
+        """Start one more worker on the same device, beside the supervisor's; it sees no lock of that one."""
         env = {**os.environ, **self.pool.settings.to_env(), **self._env}
+        if "VRAMPOOL_TEST_FOLDER" in env:
+            env["VRAMPOOL_TEST_FOLDER"] = str(self.log.path.parent)
         with (self.state_dir / "logs" / "second-worker.log").open("ab") as log:
             self._second = psutil.Popen([sys.executable, "-m", "vrampool_worker"], env=env, stdout=log, stderr=log)
         until(lambda: len(self.pool.devices()) == 2, what="two workers", timeout_s=LIMIT_S)
@@ -142,6 +145,21 @@ class HardyPool:
             return self.pool.queue()
 
         return until(look, what="a job in the queue", timeout_s=LIMIT_S)[0]
+
+    def await_waiting(self, handle: vrampool.Handle) -> None:
+        """Wait for a trial of a submission that waits for room: a phantom of a worker says that it has some."""
+        (record,) = until(self.pool.devices, what="a worker")
+        registry = Registry(self.pool.connection, self.pool.settings.pool)
+        phantom = dataclasses.replace(
+            record, name="phantom", device_id="phantom", state="ready", running=(), free_bytes=record.budget_bytes
+        )
+
+        def look() -> bool:
+            registry.beat(phantom, self.pool.settings.lease_ttl_s)
+            return any(job.submission_id == handle.id for job in self.pool.queue())
+
+        until(look, what="a trial that waits", timeout_s=LIMIT_S)
+        registry.remove("phantom")
 
     def open_gate(self) -> None:
         self.gate.touch()

@@ -26,11 +26,11 @@ def survives(pool: HardyPool, n_trials: int, faults: Sequence[Fault], seed: int)
     assert found == [], f"{chaos}\n" + "\n".join(found)
 
 
-def test_a_study_survives_one_of_each(pool: HardyPool):
+def test_a_study_survives_several_deaths_in_a_row(pool: HardyPool):
     """What is quick to recover from, one after another, while a few trials run at once."""
-    kinds = ["child", "redeliver", "valkey", "worker", "keeper", "submitter", "host"]
+    kinds = ["child", "redeliver", "valkey", "worker", "keeper", "submitter"]
     faults = [Fault(2 * place + 1, kind, 0.02 * place) for place, kind in enumerate(kinds)]
-    survives(pool, 16, faults, seed=0)
+    survives(pool, 14, faults, seed=0)
 
 
 @pytest.mark.slow

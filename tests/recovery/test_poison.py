@@ -21,8 +21,8 @@ FAIL = TrialState.FAIL
 )
 def test_a_poison_trial_is_given_up_after_three_attempts_while_others_complete(pool: HardyPool, objective, reason):
     """The count is in the trials, so it holds over workers that die. Those that died with them are not given up."""
-    beside = {"EXECUTION_LOG": str(pool.log.path.with_name("beside")), "STEP_S": "0.3"}
-    good = pool.submit("search", 6, env=beside)
+    beside = {"EXECUTION_LOG": str(pool.log.path.with_name("beside")), "STEP_S": "0.2"}
+    good = pool.submit("search", 4, env=beside)
     poison = pool.submit(objective, 1, max_infra_retries=2)
     attempts = pool.await_end(poison)
     assert [trial.state for trial in attempts] == [FAIL] * 3
@@ -32,5 +32,5 @@ def test_a_poison_trial_is_given_up_after_three_attempts_while_others_complete(p
     assert root.step.reason.endswith(reason)
     pool.await_end(good)
     counts = good.progress().counts
-    assert sum(counts.values()) == 6 and "FAIL" not in counts, counts
+    assert sum(counts.values()) == 4 and "FAIL" not in counts, counts
     pool.run_one()

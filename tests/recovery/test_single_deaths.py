@@ -21,7 +21,8 @@ COMPLETE, FAIL, RUNNING, WAITING = TrialState.COMPLETE, TrialState.FAIL, TrialSt
 
 
 def tried_twice(pool: HardyPool, handle: vrampool.Handle) -> tuple[FrozenTrial, FrozenTrial]:
-    """Wait for the end; the first attempt failed, the second did the same work, each ran once."""
+    """Wait for the second attempt and its end; it did the same work as the first, and each ran once."""
+    pool.await_note("started", 1)
     pool.open_gate()
     first, second = pool.await_end(handle)
     assert (first.state, second.state) == (FAIL, COMPLETE)
@@ -87,38 +88,33 @@ def test_a_killed_worker_s_trial_is_lost_and_tried_again(pool: HardyPool, with_c
     assert first.intermediate_values == second.intermediate_values == {0: first.params["x"]}
 
 
-def test_a_killed_host_loses_nothing_and_up_goes_on(pool: HardyPool):
-    """A23 (iv): nobody restarts anything; what runs is handed back, and waits for the next `vrampool up`."""
-    handle = pool.submit("wait_at_gate")
-    pool.await_note("waiting", 0)
-    everybody = pool.processes.note_all()
-    pool.processes.kill("host")
-    pool.up()
-    until(lambda: not any(map(lives, everybody)), what="an end of all that the old host had started")
-    first, _ = tried_twice(pool, handle)
-    facts = attempt_of(first)
-    assert facts is not None and facts.end == EndKind.PREEMPTED, "handed back, at no charge"
-
-
 # ---- the others ----------------------------------------------------------------------------------------
 
 
 def test_a_killed_supervisor_costs_no_trial_more_than_the_grace(pool: HardyPool):
-    """Its worker drains; a trial that takes longer is handed back and runs again."""
+    """Its worker drains, and hands back what takes longer; the next supervisor's worker gets the device after it."""
     handle = pool.submit("wait_at_gate")
     pool.await_note("waiting", 0)
     worker = pool.processes.worker()
     pool.processes.kill("supervisor")
-    first, _ = tried_twice_after(pool, handle, worker)
+    until(lambda: "waiting for a worker of before" in pool.log_of("worker"), what="a supervisor that waits")
+    until(lambda: not lives(worker), what="the end of the old worker")
+    first, _ = tried_twice(pool, handle)
+    facts = attempt_of(first)
+    assert facts is not None and facts.end == EndKind.PREEMPTED, "at no charge"
+
+
+def test_up_right_after_the_host_was_killed_returns_at_once_and_takes_over_what_runs(pool: HardyPool):
+    """A23 (iv). The old worker holds the device while it drains; what it hands back runs under the new one."""
+    handle = pool.submit("wait_at_gate")
+    pool.await_note("waiting", 0)
+    old = pool.processes.note_all()
+    pool.processes.kill("host")
+    pool.up()
+    first, _ = tried_twice(pool, handle)
     facts = attempt_of(first)
     assert facts is not None and facts.end == EndKind.PREEMPTED
-
-
-def tried_twice_after(
-    pool: HardyPool, handle: vrampool.Handle, worker: psutil.Process
-) -> tuple[FrozenTrial, FrozenTrial]:
-    until(lambda: not lives(worker), what="the end of the old worker")
-    return tried_twice(pool, handle)
+    until(lambda: not any(map(lives, old)), what="an end of the old pool's processes")
 
 
 def test_a_killed_coordinator_is_followed_by_another_and_the_trial_runs_on(pool: HardyPool):
