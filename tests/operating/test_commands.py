@@ -30,14 +30,14 @@ def test_a_paused_worker_takes_nothing_new_until_it_is_resumed(pool: LivePool, c
     done = command(pool, "pause")
     name = pool.device().name
     assert (done.returncode, done.stdout) == (0, f"{name}: pause\n")
-    assert pool.device().state == "paused"
+    until(lambda: pool.device().state == "paused", what="a paused worker")
     assert "is paused: `vrampool pause` by" in pool.device().reason
     waiting = pool.submit(lambda trial: 2.0)
     (tmp_path / "go").touch()
     assert running.wait(40).trials[0].state == TrialState.COMPLETE, "what runs goes on"
     beats = {pool.device().beat_at}
     until(lambda: beats.add(pool.device().beat_at) or len(beats) > 4, what="some beats; none of them lifts the pause")
-    assert pool.device().state == "paused"
+    until(lambda: pool.device().state == "paused", what="a paused worker")
     assert [trial.state for trial in waiting.trials] in ([], [TrialState.WAITING])
     assert command(pool, "resume", name).returncode == 0
     assert waiting.wait(40).trials[0].state == TrialState.COMPLETE
@@ -49,7 +49,7 @@ def test_a_drained_worker_finishes_what_it_runs_and_ends(make_pool: PoolMaker, c
     handle = pool.submit(wait_for(tmp_path / "go"), 2, max_concurrent_trials=1)
     until(lambda: pool.device().running, what="a running trial")
     assert command(pool, "drain").returncode == 0
-    assert pool.device().state == "draining"
+    until(lambda: pool.device().state == "draining", what="a draining worker")
     done = command(pool, "drain", "--wait", "--timeout", "0.1")
     assert done.returncode == 1
     assert "after 0.1 s there still run: " in done.stderr and f"{handle.study_name}/0" in done.stderr
@@ -69,7 +69,9 @@ def test_with_stay_it_is_there_until_it_is_stopped_or_resumed(pool: LivePool, co
     assert command(pool, "drain", "--stay", "--wait").returncode == 0
     beats = {before.beat_at}
     until(lambda: beats.add(pool.device().beat_at) or len(beats) > 4, what="some beats")
-    assert (pool.device().name, pool.device().state) == (before.name, "draining")
+    until(
+        lambda: (pool.device().name, pool.device().state) == (before.name, "draining"), what="the same worker, draining"
+    )
     assert command(pool, "resume").returncode == 0
     check_invariants(pool)
 
@@ -78,7 +80,7 @@ def test_a_word_that_names_nobody_is_wrong_input(pool: LivePool, command):
     done = command(pool, "pause", "nobody")
     assert done.returncode == 2
     assert f"no worker, host or device of the pool is called 'nobody'; workers: {pool.device().name}" in done.stderr
-    assert pool.device().state == "ready"
+    until(lambda: pool.device().state == "ready", what="a ready worker")
 
 
 def test_a_command_that_is_for_another_or_signed_by_a_stranger_is_not_obeyed(pool: LivePool):
@@ -96,7 +98,7 @@ def test_a_command_that_is_for_another_or_signed_by_a_stranger_is_not_obeyed(poo
     obeyed = [event["id"] for event in heard if event.get("kind") == "obeyed"]
     assert obeyed == ["right"]
     until(lambda: pool.device().state != "ready", what="the pause")
-    assert pool.device().state == "paused"
+    until(lambda: pool.device().state == "paused", what="a paused worker")
 
 
 def test_the_demand_for_workers_is_seen_before_any_worker_is_ready(pool: LivePool, command, tmp_path):
