@@ -28,6 +28,8 @@ _T = TypeVar("_T")
 #: Tells a process that an earlier one of its kind has died: what that one held may be free in a moment only, and what
 #: it worked with may be down too, and comes back.
 RESTARTED = "VRAMPOOL_RESTARTED"
+#: Tells a process that its Redis is kept by the host of its pool: it was there, and comes back whenever it dies.
+EMBEDDED = "VRAMPOOL_EMBEDDED"
 #: Pid of the process that keeps this one; it ends with that.
 KEEPER = "VRAMPOOL_KEEPER"
 
@@ -59,21 +61,27 @@ def keep_secrets() -> None:
     _LIBC.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-def patiently(call: Callable[[], _T], *, env: Mapping[str, str] | None = None) -> _T:
+def patiently(call: Callable[[], _T], *, always: bool = False, env: Mapping[str, str] | None = None) -> _T:
     """Make a call that needs Redis or the database; in a process that takes another's place, until it succeeds.
 
     Whoever starts a pool wants to hear at once what is wrong. Later the same server may be down for a moment, and a
     process that ended for it would not be started again.
 
+    Args:
+        call: What is made, and made again.
+        always: The server is known to come back: wait for it at the first start too.
+        env: Environment to look into; None: the process's own.
+
     Raises:
-        UnreachableError: of the call; only in a process that was not restarted.
+        UnreachableError: of the call, where nobody waits.
     """
+    always = always or RESTARTED in (os.environ if env is None else env)
     pause_s = 0.1
     while True:
         try:
             return call()
         except UnreachableError as error:
-            if RESTARTED not in (os.environ if env is None else env):
+            if not always:
                 raise
             _log.warning("%s; tried again in %.1f s", str(error).splitlines()[0], pause_s)
         time.sleep(pause_s)

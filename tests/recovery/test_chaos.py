@@ -12,8 +12,8 @@ from recovery.chaos import Chaos, Fault, draw
 from recovery.conftest import MakePool
 from recovery.hardy import HardyPool
 
-#: Seeds of the slow schedules. One that once failed stays.
-SEEDS = range(1, 7)
+#: Seeds of the slow schedules; those from 200 on have failed once.
+SEEDS = [1, 2, 3, 4, 5, 200, 202, 205]
 
 
 def survives(pool: HardyPool, n_trials: int, faults: Sequence[Fault], seed: int) -> None:
@@ -37,8 +37,8 @@ def test_a_study_survives_several_deaths_in_a_row(pool: HardyPool):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_study_survives_whatever_happens(make_pool: MakePool, seed: int):
-    """Twelve faults of all kinds during forty trials."""
-    survives(make_pool(), 40, draw(seed, 12, 40), seed)
+    """Sixteen faults of all kinds during thirty trials, on a device that is the pool's own."""
+    survives(make_pool(mutants="own_locks", share=False), 30, draw(seed, 16, 30), seed)
 
 
 @pytest.mark.slow
@@ -56,12 +56,11 @@ def test_a_long_study_survives_all_night(make_pool: MakePool):
 LOSSES = [Fault(2, "redeliver", 0.0), Fault(3, "redeliver", 0.02), Fault(4, "worker", 0.03)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutant", "words"),
     [
-        ("no_claim_check", "was started 2 times"),
-        ("no_retry", "lost: True) was retried 0 times"),
+        pytest.param("no_claim_check", "was started 2 times", marks=pytest.mark.slow),
+        pytest.param("no_retry", "lost: True) was retried 0 times", marks=pytest.mark.slow),
         ("put_back", "was started 2 times"),
     ],
 )

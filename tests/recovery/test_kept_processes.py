@@ -13,7 +13,7 @@ from recovery.processes import lives
 from support.waiting import until
 
 from vrampool.errors import UnreachableError
-from vrampool.processes import KEEPER, RESTARTED, KeptProcess, is_alive, patiently, process_start_time
+from vrampool.processes import EMBEDDED, KEEPER, RESTARTED, KeptProcess, is_alive, patiently, process_start_time
 
 ENDING = "import os; from vrampool.processes import end_with_keeper; end_with_keeper(); print('stayed', flush=True); "
 
@@ -78,6 +78,31 @@ def test_a_process_that_ended_and_that_nobody_waited_for_is_not_alive():
     until(lambda: not is_alive(process.pid, start_time), what="its end")
     assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
     process.communicate()
+
+
+@pytest.mark.parametrize("module", ["vrampool coordinator", "vrampool_worker"])
+def test_a_process_whose_valkey_is_the_host_s_own_waits_for_it_from_the_first_start_on(tmp_path: Path, module: str):
+    """It may die in the moment in which the pool starts. Any other Redis that is not there is told at once."""
+    (tmp_path / "secret").write_text("0123456789abcdef0123456789abcdef")
+    (tmp_path / "secret").chmod(0o600)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("VRAMPOOL_")} | {
+        "VRAMPOOL_REDIS": f"unix://{tmp_path}/nothing.sock",
+        "VRAMPOOL_STORAGE": f"sqlite:///{tmp_path}/study.db",
+        "VRAMPOOL_STATE_DIR": str(tmp_path),
+        "VRAMPOOL_GPU": "cpu",
+    }
+    command = [sys.executable, "-m", *module.split()]
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2 and "does not answer" in ended.stderr
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        waiting = subprocess.Popen(command, env=env | {EMBEDDED: "1"}, stderr=output)
+    try:
+        until(lambda: log.read_text().count("tried again in") > 1 or waiting.poll() is not None, what="a second try")
+        assert waiting.poll() is None
+    finally:
+        waiting.kill()
+        waiting.wait()
 
 
 class Server:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 from vrampool.errors import InputError, VrampoolError
-from vrampool.processes import end_with_keeper, keep_secrets, patiently
+from vrampool.processes import EMBEDDED, end_with_keeper, keep_secrets, patiently
 from vrampool.settings import Settings, load_settings
 
 
@@ -18,7 +19,7 @@ def serve(settings: Settings) -> int:
     if settings.redis is None or settings.storage is None:
         raise InputError("a worker needs --redis URL and --storage URL (or VRAMPOOL_REDIS and VRAMPOOL_STORAGE)")
     url = settings.redis
-    connection = patiently(lambda: connect(url, role="worker"))
+    connection = patiently(lambda: connect(url, role="worker"), always=EMBEDDED in os.environ)
     worker = GpuWorker([settings.pool], connection=connection, settings=settings)
     worker.work()
     return worker.exit_code

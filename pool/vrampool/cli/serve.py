@@ -14,7 +14,7 @@ import click
 from vrampool.cli.options import pool_options, take_settings
 from vrampool.errors import InputError
 from vrampool.health import SignOfLife
-from vrampool.processes import ServiceManager, end_with_keeper, keep_secrets, patiently
+from vrampool.processes import EMBEDDED, ServiceManager, end_with_keeper, keep_secrets, patiently
 
 #: A turn may sample and read the whole study; one that is silent for longer hangs.
 STUCK_S = 60.0
@@ -46,7 +46,7 @@ def coordinator(exit_when_idle: bool, **given: Any) -> int:
     logging.getLogger("optuna").setLevel(logging.WARNING)
     signer = load_secret(settings, create=False)
     redis, database = settings.redis, settings.storage
-    connection = patiently(lambda: connect(redis, role="coordinator"))
+    connection = patiently(lambda: connect(redis, role="coordinator"), always=EMBEDDED in os.environ)
     storage = patiently(lambda: open_storage(database, create_schema=True))
     idle = settings.idle_exit_s if exit_when_idle and settings.idle_exit_s else None
     name = f"{socket.gethostname()}-{os.getpid()}"

@@ -20,7 +20,7 @@ from pathlib import Path
 from vrampool.errors import DeviceConflictError, DeviceLostError, InputError, VrampoolError
 from vrampool.local.embedded import EmbeddedValkey
 from vrampool.local.state import PoolRecord, StateDir
-from vrampool.processes import RESTARTED, KeptProcess, keep_secrets, process_start_time
+from vrampool.processes import EMBEDDED, RESTARTED, KeptProcess, keep_secrets, process_start_time
 from vrampool.settings import Settings, load_settings
 from vrampool.signing import load_secret
 
@@ -103,6 +103,8 @@ class Host:
         env = {name: value for name, value in os.environ.items() if name != "VRAMPOOL_SECRET"} | settings.to_env()
         if settings.secret is not None:
             env["VRAMPOOL_SECRET"] = settings.secret
+        if self._valkey is not None:
+            env[EMBEDDED] = "1"
         logs = self._state.logs
         idle = ["--exit-when-idle"] if not self._owned and settings.idle_exit_s else []
         self._coordinator = KeptProcess(
