@@ -52,7 +52,7 @@ def test_the_dotted_names_in_messages_lead_somewhere():
     program = f"import importlib; assert callable(getattr(importlib.import_module({module!r}), {function!r}))"
     done = run(sys.executable, "-c", program)
     assert done.returncode == 0, done.stderr
-    child = find_spec(messages.CHILD_MODULE)
+    child = find_spec(f"{messages.CHILD_MODULE}.__main__")
     assert child is not None and child.origin is not None, f"{messages.CHILD_MODULE} does not exist"
     assert 'if __name__ == "__main__":' in Path(child.origin).read_text(), "it is started with `python -m`"
 

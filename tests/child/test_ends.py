@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.child_driver import ChildDriver, Story, alive, wait_for
 
-from vrampool_worker.children import EventKind, clear_scratch
+from vrampool_worker.children.child import EventKind, clear_scratch
 from vrampool_worker.process_tree import children_of
 
 SLEEPER = "import time; time.sleep(600)"
@@ -103,7 +103,7 @@ def test_a_killed_keeper_leaves_nothing_behind(driver: ChildDriver, tmp_path: Pa
 def test_a_keeper_that_does_not_answer_is_killed_itself(
     driver: ChildDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vrampool_worker.children.KEEPER_S", 0.2)
+    monkeypatch.setattr("vrampool_worker.children.child.KEEPER_S", 0.2)
     story = driver.start(driver.spawn(), "import time\ndef objective(trial):\n    time.sleep(600)\n")
     driver.until(lambda: story.first(EventKind.STARTED))
     os.kill(story.child.keeper_pid, signal.SIGSTOP)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from support.child_driver import ChildDriver
 
-from vrampool_worker.child_log import ChildLog
-from vrampool_worker.children import EventKind
+from vrampool_worker.children.child import EventKind
+from vrampool_worker.children.log import ChildLog
 
 
 def test_bytes_that_are_no_text_are_kept_as_they_are(driver: ChildDriver) -> None:

@@ -10,7 +10,7 @@ import pytest
 from support.child_driver import ChildDriver, Story, wait_for
 
 from vrampool.units import GIB, MIB
-from vrampool_worker.children import EventKind
+from vrampool_worker.children.child import EventKind
 
 pytestmark = [
     pytest.mark.gpu,

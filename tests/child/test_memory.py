@@ -11,9 +11,9 @@ import pytest
 from support.child_driver import ChildDriver, Story
 
 from vrampool.units import MIB
-from vrampool_worker.child_memory import data_slack_bytes
-from vrampool_worker.children import EventKind
-from vrampool_worker.import_hooks import after_import
+from vrampool_worker.child.import_hooks import after_import
+from vrampool_worker.child.memory import data_slack_bytes
+from vrampool_worker.children.child import EventKind
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 

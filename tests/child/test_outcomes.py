@@ -10,7 +10,7 @@ import optuna
 import pytest
 from support.child_driver import ChildDriver, alive, wait_for
 
-from vrampool_worker.outcomes import TEXT_LIMIT, from_error, from_value, shorten
+from vrampool_worker.child.outcomes import TEXT_LIMIT, from_error, from_value, shorten
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_exit_handlers_and_threads_of_an_objective_get_their_turn(driver: ChildD
 def test_what_hangs_after_the_outcome_does_not_hold_the_memory(
     driver: ChildDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vrampool_worker.children.EXIT_S", 0.3)
+    monkeypatch.setattr("vrampool_worker.children.child.EXIT_S", 0.3)
     story = driver.run(
         "import threading, time\ndef objective(trial):\n"
         "    threading.Thread(target=time.sleep, args=(600,)).start()\n    return 1.0\n"

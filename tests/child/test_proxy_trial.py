@@ -14,8 +14,8 @@ import optuna
 import pytest
 from support.child_driver import ChildDriver
 
-from vrampool_worker.channel import CallError, rebuild_error
-from vrampool_worker.proxy_trial import ProxyTrial, register_with_optuna
+from vrampool_worker.child.channel import CallError, rebuild_error
+from vrampool_worker.child.proxy_trial import ProxyTrial, register_with_optuna
 from vrampool_worker.trial_server import TrialServer, describe_error
 
 register_with_optuna()

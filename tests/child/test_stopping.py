@@ -11,7 +11,7 @@ from pathlib import Path
 
 from support.child_driver import ChildDriver, Story, wait_for
 
-from vrampool_worker.children import EventKind
+from vrampool_worker.children.child import EventKind
 
 
 def started(driver: ChildDriver, source: str, word: str = "begun") -> Story:

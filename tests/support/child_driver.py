@@ -26,7 +26,7 @@ import pytest
 from vrampool.messages import ChildStart, ObjectiveRef, Outcome
 from vrampool.objectives import resolve
 from vrampool.settings import Settings
-from vrampool_worker.children import Child, Event, EventKind, spawn
+from vrampool_worker.children.child import Child, Event, EventKind, spawn
 from vrampool_worker.lanes import Timers
 from vrampool_worker.trial_server import TrialServer, describe_error
 

@@ -37,11 +37,11 @@ from vrampool.queueing.names import Names
 from vrampool.settings import load_settings
 from vrampool.signing import load_secret
 from vrampool.storage import open_storage, schema
-from vrampool_worker import outcomes
 from vrampool_worker.attempts import Attempt
-from vrampool_worker.channel import rebuild_error
+from vrampool_worker.child import outcomes
+from vrampool_worker.child.channel import rebuild_error
+from vrampool_worker.child.proxy_trial import ProxyTrial, register_with_optuna
 from vrampool_worker.desk import NotOpened, Opened, StudyDesk
-from vrampool_worker.proxy_trial import ProxyTrial, register_with_optuna
 from vrampool_worker.queue_port import QueuePort
 from vrampool_worker.settlement import Place, conclude
 from vrampool_worker.trial_server import TrialServer, describe_error

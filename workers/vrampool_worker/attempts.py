@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from vrampool.messages import EndKind, MemorySample, Outcome, SubmissionSpec, Ticket
 
 if TYPE_CHECKING:
-    from vrampool_worker.children import Child
+    from vrampool_worker.children.child import Child
     from vrampool_worker.settlement import Conclusion
     from vrampool_worker.trial_server import TrialServer
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from vrampool.errors import DeviceConflictError, VrampoolError
 from vrampool.settings import Settings
 from vrampool.units import format_bytes, parse_budget
-from vrampool_worker.child_events import Event, EventKind
-from vrampool_worker.children import Child, spawn
+from vrampool_worker.children.child import Child, spawn
+from vrampool_worker.children.events import Event, EventKind
 from vrampool_worker.devices import Device, device_lock, find_devices
 from vrampool_worker.environment import child_environment
 from vrampool_worker.lanes import Timers

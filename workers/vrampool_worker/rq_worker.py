@@ -29,8 +29,8 @@ from vrampool.settings import Settings, load_settings
 from vrampool.signing import Signer, load_secret
 from vrampool.units import parse_budget
 from vrampool_worker.beat import Beat, Heard, Held
-from vrampool_worker.child_launch import clear_scratch
-from vrampool_worker.children import Child, spawn
+from vrampool_worker.children.child import Child, spawn
+from vrampool_worker.children.launch import clear_scratch
 from vrampool_worker.desk import StudyDesk
 from vrampool_worker.devices import Device, device_lock, find_devices
 from vrampool_worker.environment import child_environment

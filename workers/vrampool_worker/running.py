@@ -12,7 +12,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 
 from vrampool.messages import ChildStart, EndKind, MemorySample, Outcome
 from vrampool_worker.attempts import Attempt, Stage
-from vrampool_worker.children import Child, Event, EventKind
+from vrampool_worker.children.child import Child, Event, EventKind
 from vrampool_worker.desk import Opened
 from vrampool_worker.settlement import Conclusion, Place, conclude
 from vrampool_worker.trial_server import describe_error

@@ -12,7 +12,7 @@ from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from vrampool.messages import ChildFrame
-from vrampool_worker.proxy_trial import RESERVED
+from vrampool_worker.child.proxy_trial import RESERVED
 
 
 class TrialServer:

@@ -20,7 +20,8 @@ from vrampool.queueing import Offer, Taken, TransientRedisError
 from vrampool.settings import Settings
 from vrampool_worker.attempts import Attempt, Stage
 from vrampool_worker.beat import Heard, Held
-from vrampool_worker.children import Child
+from vrampool_worker.children.child import Child
+from vrampool_worker.children.spares import SpareShelf
 from vrampool_worker.desk import NotOpened, Opened, StudyDesk
 from vrampool_worker.devices import Blind, Device, DeviceReading, Sampler
 from vrampool_worker.lanes import Inbox, Lane, Timers
@@ -29,7 +30,6 @@ from vrampool_worker.memory_watch import MemoryWatch
 from vrampool_worker.queue_port import QueuePort
 from vrampool_worker.records import Chronicle
 from vrampool_worker.running import Runner
-from vrampool_worker.spares import SpareShelf
 
 _log = logging.getLogger("vrampool.worker")
 

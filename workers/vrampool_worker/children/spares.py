@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from vrampool_worker.children import Child
+from vrampool_worker.children.child import Child
 
 _log = logging.getLogger("vrampool.worker")
 

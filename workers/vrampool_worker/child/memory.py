@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from vrampool.messages import ChildFrame, ChildStart, MemorySample
 from vrampool.units import MIB
-from vrampool_worker.import_hooks import after_import
+from vrampool_worker.child.import_hooks import after_import
 
 if TYPE_CHECKING:
-    from vrampool_worker.torch_runtime import TorchRuntime
+    from vrampool_worker.child.torch_runtime import TorchRuntime
 
 #: RLIMIT_DATA counts what is reserved, and not what is touched. Between the two lie, with NumPy and a CUDA build of
 #: torch loaded, 254 MiB, and 46 MiB more for each further thread (stack, arena, buffers; measured with 1 to 16).
@@ -82,7 +82,7 @@ class TrialMemory:
     def _on_torch(self) -> None:
         """Take torch in hand, at hand-over or at the end of its import."""
         if self._start.device == "cuda":
-            from vrampool_worker.torch_runtime import TorchRuntime
+            from vrampool_worker.child.torch_runtime import TorchRuntime
 
             self._torch = TorchRuntime(
                 cap_bytes=self._cap_bytes,

@@ -16,8 +16,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from vrampool_worker.import_hooks import after_import
-from vrampool_worker.proxy_study import ProxyStudy
+from vrampool_worker.child.import_hooks import after_import
+from vrampool_worker.child.proxy_study import ProxyStudy
 
 if TYPE_CHECKING:
     import datetime

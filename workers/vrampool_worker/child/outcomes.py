@@ -12,7 +12,7 @@ from typing import Any
 
 from vrampool.memory.verdicts import MemoryFault, classify
 from vrampool.messages import Outcome, OutcomeKind
-from vrampool_worker.stopping import Stopped
+from vrampool_worker.child.stopping import Stopped
 
 #: Characters kept of an error's text and of its traceback; the log of the attempt has more.
 TEXT_LIMIT = 16_000

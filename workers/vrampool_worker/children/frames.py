@@ -7,7 +7,7 @@ from typing import Any
 
 from vrampool.errors import MessageError
 from vrampool.messages import MemorySample, Outcome
-from vrampool_worker.child_events import Event, EventKind
+from vrampool_worker.children.events import Event, EventKind
 
 
 def to_event(frame: dict[str, Any] | bytes) -> Event:

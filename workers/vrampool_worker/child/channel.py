@@ -13,7 +13,7 @@ from typing import Any
 
 from vrampool.framing import CHILD_LIMIT_BYTES, FrameReader, encode
 from vrampool.messages import ChildFrame
-from vrampool_worker.stopping import StopGate
+from vrampool_worker.child.stopping import StopGate
 
 _RECV_BYTES = 256 * 1024
 #: What a worker may send at once: all trials of a long study, when an objective asks for them.

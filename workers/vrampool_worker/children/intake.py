@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 
 from vrampool.framing import FrameReader
-from vrampool_worker.child_log import ChildLog
+from vrampool_worker.children.log import ChildLog
 
 OnReady = Callable[[int], None]
 

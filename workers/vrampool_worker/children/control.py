@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from vrampool_worker.child_intake import OnReady
+from vrampool_worker.children.intake import OnReady
 
 
 class ControlIntake:

@@ -43,7 +43,7 @@ class TrialProcess:
         ready = {"t": "ready", "pid": os.getpid(), "preload_s": round(time.perf_counter() - began_s, 4)}
         os.write(self._frames_fd, framing.encode(ready))
 
-        from vrampool_worker.trial_run import TrialRun
+        from vrampool_worker.child.trial_run import TrialRun
 
         TrialRun(self._frames_fd, self._scratch).run()
         _leave()

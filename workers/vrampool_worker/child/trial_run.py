@@ -15,11 +15,12 @@ from typing import Any
 from vrampool.errors import MessageError
 from vrampool.messages import ChildFrame, ChildStart, Outcome, OutcomeKind
 from vrampool.objectives.loading import load
-from vrampool_worker import child_memory, outcomes
-from vrampool_worker.channel import Channel
-from vrampool_worker.proxy_trial import ProxyTrial, register_with_optuna
-from vrampool_worker.stopping import StopGate
-from vrampool_worker.training_link import TrainingLink
+from vrampool_worker.child import memory as child_memory
+from vrampool_worker.child import outcomes
+from vrampool_worker.child.channel import Channel
+from vrampool_worker.child.proxy_trial import ProxyTrial, register_with_optuna
+from vrampool_worker.child.stopping import StopGate
+from vrampool_worker.child.training_link import TrainingLink
 
 #: The device is the worker's choice, made before the process began; a submission's env= cannot move a trial to another.
 _FIXED_VARIABLES = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"}

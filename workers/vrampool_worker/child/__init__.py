@@ -1,15 +1,13 @@
 """The process of one trial, started by a worker as ``python -m vrampool_worker.child``.
 
 The fresh interpreter splits in two at once: the keeper (`keeper`) stays above, and the process that runs the trial
-(`trial_process`) goes on below it. Until then nothing but that may be imported: the split is a fork, and stands in for
+(`process`) goes on below it. Until then nothing but that may be imported: the split is a fork, and stands in for
 an exec only while this process is as good as new.
 """
 
 from __future__ import annotations
 
-import sys
-
-from vrampool_worker import keeper
+from vrampool_worker.child import keeper
 
 
 def run_trial(arguments: list[str]) -> None:
@@ -22,10 +20,6 @@ def run_trial(arguments: list[str]) -> None:
     frames_fd, control_fd, worker, scratch, preload = arguments
     keeper.fork_trial(int(control_fd), int(frames_fd), scratch, int(worker))
 
-    from vrampool_worker.trial_process import TrialProcess
+    from vrampool_worker.child.process import TrialProcess
 
     TrialProcess(int(frames_fd), scratch, [name for name in preload.split(",") if name]).run()
-
-
-if __name__ == "__main__":
-    run_trial(sys.argv[1:])

@@ -9,7 +9,7 @@ Nothing here blocks and there are no threads. A `Child` lives on the selector an
             key.data(mask)              # each descriptor is registered with a call as its data
         timers.run(time.monotonic())
 
-and calls ``on_event(child, event)`` from there. What comes, in this order (`child_events` says what each holds)::
+and calls ``on_event(child, event)`` from there. What comes, in this order (`events` says what each holds)::
 
     READY                                            imports are done
     STARTED                                          after `begin`: cap and seeds are set
@@ -39,13 +39,14 @@ from vrampool.errors import MessageError
 from vrampool.framing import encode, encode_bytes
 from vrampool.messages import ChildFrame, ChildStart, Outcome
 from vrampool.settings import Settings
-from vrampool_worker import orphans, process_tree
-from vrampool_worker.child_control import ControlIntake
-from vrampool_worker.child_events import Event, EventKind
-from vrampool_worker.child_frames import to_event
-from vrampool_worker.child_intake import FrameIntake, OutputIntake
-from vrampool_worker.child_launch import Launched, clear_scratch, launch, scratch_folder
-from vrampool_worker.child_log import ChildLog
+from vrampool_worker import process_tree
+from vrampool_worker.children import orphans
+from vrampool_worker.children.control import ControlIntake
+from vrampool_worker.children.events import Event, EventKind
+from vrampool_worker.children.frames import to_event
+from vrampool_worker.children.intake import FrameIntake, OutputIntake
+from vrampool_worker.children.launch import Launched, clear_scratch, launch, scratch_folder
+from vrampool_worker.children.log import ChildLog
 
 __all__ = ["Child", "Event", "EventKind", "clear_scratch", "spawn"]
 

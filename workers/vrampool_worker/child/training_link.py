@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vrampool.messages import ChildFrame, ChildStart
-from vrampool_worker.import_hooks import after_import
+from vrampool_worker.child.import_hooks import after_import
 
 _RUNTIME = "vrampool.training.runtime"
 #: Steps that are told at once: the first says that training began, the twentieth ends the exclusive use of a device.
