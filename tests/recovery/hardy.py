@@ -121,7 +121,7 @@ class HardyPool:
 
     # ---- studies -------------------------------------------------------------------------------------
 
-    def submit(self, objective: str, n_trials: int = 1, *, vram: str = "60MiB", **options: Any) -> vrampool.Handle:
+    def submit(self, objective: str, n_trials: int = 1, *, vram: str = "90MiB", **options: Any) -> vrampool.Handle:
         """Submit an objective of this folder by its name."""
         env = {"EXECUTION_LOG": str(self.log.path), "GATE": str(self.gate), **options.pop("env", {})}
         return self.pool.submit(f"{OBJECTIVES}:{objective}", n_trials, vram=vram, env=env, **options)
