@@ -3,7 +3,8 @@
 --
 -- KEYS  1 waiting list  2 intermediate list  3 answer of this lease
 -- ARGV  1 the offer as JSON  2.. prefixes: job, liveness, first seen  5 jobs to look at  6 ms an answer is kept
--- Returns {job id, ms now, data, vram_bytes, submission, number, queued_at_ms}, or false when nothing fits.
+-- Returns {job id, ms now, data, vram_bytes, submission, number, queued_at_ms}. When nothing fits: the smallest request
+-- in bytes that lacks nothing but memory here, or false when there is none.
 local offer = cjson.decode(ARGV[1])
 local job_prefix, live_prefix, first_seen_prefix = ARGV[2], ARGV[3], ARGV[4]
 local time = redis.call('TIME')
@@ -37,22 +38,22 @@ local function each(text, check) -- true when check is true for every word of a 
 end
 
 local capabilities, refused = set_of(offer.capabilities), set_of(offer.refuse_submissions)
+local short = false
 
 local function fits(job)
   local vram_bytes, submission, requires, avoid, avoid_ms, queued_at_ms, refused_by = unpack(job, 1, 7)
   vram_bytes = tonumber(vram_bytes)
   if vram_bytes == nil then return false end -- no job of ours
-  if vram_bytes < 0 then
-    if not offer.idle then return false end
-  elseif vram_bytes > offer.free_bytes then
-    return false
-  end
+  if vram_bytes < 0 and not offer.idle then return false end
   if submission and refused[submission] then return false end
   if not each(requires, function(word) return capabilities[word] end) then return false end
   if not each(refused_by, function(word) return word ~= offer.worker end) then return false end
   -- Avoiding ends after a while, or a pool with one device would wait for ever.
-  if now_ms >= (tonumber(queued_at_ms) or 0) + (tonumber(avoid_ms) or 0) then return true end
-  return each(avoid, function(word) return word ~= offer.device_id end)
+  if now_ms < (tonumber(queued_at_ms) or 0) + (tonumber(avoid_ms) or 0)
+    and not each(avoid, function(word) return word ~= offer.device_id end) then return false end
+  if vram_bytes <= offer.free_bytes then return true end
+  if not short or vram_bytes < short then short = vram_bytes end
+  return false
 end
 
 for _, id in ipairs(redis.call('LRANGE', KEYS[1], 0, tonumber(ARGV[5]) - 1)) do
@@ -74,4 +75,4 @@ for _, id in ipairs(redis.call('LRANGE', KEYS[1], 0, tonumber(ARGV[5]) - 1)) do
     return answer(id)
   end
 end
-return false
+return short

@@ -49,9 +49,22 @@ class Taken:
     wait_s: float  #: from the first enqueue to this take, by Redis's clock
 
 
-@talks_to_redis
+@dataclass(frozen=True)
+class Short:
+    """Something waits that this worker could run if it had more memory free."""
+
+    smallest_bytes: int  #: the least that any of these trials asks for
+
+
 def take(connection: redis.Redis, pool: str, offer: Offer) -> Taken | None:
-    """Take the first of the first 64 waiting jobs that fits, or None.
+    """Take the first of the first 64 waiting jobs that fits, or None; see `take_or_short`."""
+    found = take_or_short(connection, pool, offer)
+    return found if isinstance(found, Taken) else None
+
+
+@talks_to_redis
+def take_or_short(connection: redis.Redis, pool: str, offer: Offer) -> Taken | Short | None:
+    """Take the first of the first 64 waiting jobs that fits; when none does, say what the smallest lacks.
 
     The job moves to RQ's intermediate list and its liveness key is written, in one step. Jobs whose hash was deleted
     leave the list on the way.
@@ -76,8 +89,8 @@ def take(connection: redis.Redis, pool: str, offer: Offer) -> Taken | None:
     keys = [names.waiting, names.intermediate, names.answer_prefix + offer.lease_id]
     prefixes = [names.job_prefix, names.live_prefix, names.first_seen_prefix]
     answer = run_script(connection, "take", keys, [json.dumps(words), *prefixes, WINDOW, ANSWER_KEPT_MS])
-    if not answer:
-        return None
+    if not isinstance(answer, list):
+        return Short(answer) if answer else None
     job_id = answer[0].decode()
     try:
         _, now_ms, data, vram_bytes, submission, number, queued_at_ms = answer
