@@ -11,7 +11,7 @@ import datetime
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -22,15 +22,15 @@ from optuna.storages._rdb import models
 from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from vrampool.errors import StaleLeaderError
-from vrampool.storage import schema
+from vrampool.storage import schema, trial_rows
 from vrampool.storage.address import Address
 from vrampool.storage.faults import transient_faults
 from vrampool.storage.locking import arm, reading
 from vrampool.storage.marks import CLAIM, MARK
+from vrampool.storage.trial_rows import upsert
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -43,13 +43,9 @@ _user_attrs: sa.Table = models.TrialUserAttributeModel.__table__
 _system_attrs: sa.Table = models.TrialSystemAttributeModel.__table__
 
 
-def _optunas_own_order() -> AbstractContextManager[None]:
-    """Begin transactions without the write lock while Optuna checks and creates its tables.
-
-    It writes on one connection while another of its own still reads; with the lock it would wait for itself.
-    Creation is made safe by `schema.creation_lock` instead.
-    """
-    return reading()
+#: While Optuna checks and creates its tables, transactions begin without the write lock: it writes on one connection
+#: while another of its own still reads, and would wait for itself. `schema.creation_lock` makes creation safe instead.
+_optunas_own_order: Callable[[], AbstractContextManager[None]] = reading
 
 
 def _reads(method: _Method[_P, _R]) -> _Method[_P, _R]:
@@ -114,19 +110,16 @@ class PoolDatabase(RDBStorage):
     get_study_user_attrs = _reads(RDBStorage.get_study_user_attrs)
     get_study_system_attrs = _reads(RDBStorage.get_study_system_attrs)
     get_all_studies = _reads(RDBStorage.get_all_studies)
-    get_trial = _reads(RDBStorage.get_trial)
     get_trial_param = _reads(RDBStorage.get_trial_param)
     get_trial_user_attrs = _reads(RDBStorage.get_trial_user_attrs)
     get_trial_system_attrs = _reads(RDBStorage.get_trial_system_attrs)
     get_trial_id_from_study_id_trial_number = _reads(RDBStorage.get_trial_id_from_study_id_trial_number)
     get_all_trials = _reads(RDBStorage.get_all_trials)
     get_best_trial = _reads(RDBStorage.get_best_trial)
-    _get_trials = _reads(RDBStorage._get_trials)
     _get_best_trial_id = _reads(RDBStorage._get_best_trial_id)
     set_study_user_attr = _writes(RDBStorage.set_study_user_attr)
     set_study_system_attr = _writes(RDBStorage.set_study_system_attr)
     set_trial_state_values = _writes(RDBStorage.set_trial_state_values)
-    set_trial_intermediate_value = _writes(RDBStorage.set_trial_intermediate_value)
     set_trial_user_attr = _writes(RDBStorage.set_trial_user_attr)
     set_trial_system_attr = _writes(RDBStorage.set_trial_system_attr)
     _set_trial_param = _writes(RDBStorage._set_trial_param)
@@ -147,6 +140,33 @@ class PoolDatabase(RDBStorage):
         """One read transaction. Raises as `transaction` does."""
         with reading(), self.transaction() as session:
             yield session
+
+    # ---- Optuna's own, by rows: they are called at every report -------------------------------------
+
+    def get_trial(self, trial_id: int) -> FrozenTrial:
+        with self.snapshot() as session:
+            return trial_rows.read_trial(session, trial_id)
+
+    def _get_trials(
+        self,
+        study_id: int,
+        states: Container[TrialState] | None,
+        included_trial_ids: set[int],
+        trial_id_greater_than: int,
+    ) -> list[FrozenTrial]:
+        with self.snapshot() as session:
+            return trial_rows.read_trials(
+                session,
+                study_id,
+                states=None if states is None else [state for state in TrialState if state in states],
+                included_trial_ids=included_trial_ids,
+                trial_id_greater_than=trial_id_greater_than,
+            )
+
+    def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
+        with self.transaction() as session:
+            _check_unfinished(session, trial_id)
+            trial_rows.write_report(session, trial_id, step, intermediate_value)
 
     # ---- studies: our rows begin and end with them ---------------------------------------------------
 
@@ -271,11 +291,7 @@ class PoolDatabase(RDBStorage):
             UpdateFinishedTrialError: it is finished.
         """
         with self.transaction() as session:
-            state = session.scalar(sa.select(_trials.c.state).where(_trials.c.trial_id == trial_id).with_for_update())
-            if state is None:
-                raise KeyError(f"there is no trial with id {trial_id}")
-            if state.is_finished():
-                raise UpdateFinishedTrialError(f"the trial with id {trial_id} has already finished")
+            _check_unfinished(session, trial_id)
             self._put_attrs(session, trial_id, user_attrs, system_attrs or {})
 
     def trial_states(self, trial_ids: Iterable[int]) -> dict[int, TrialState]:
@@ -311,7 +327,7 @@ class PoolDatabase(RDBStorage):
         key = f"leader:{hashlib.sha256(pool.encode()).hexdigest()[:16]}"
         with self.transaction() as session:
             row = {"key": key, "value": token}
-            session.execute(_upsert(self.engine.dialect.name, schema.meta, "key", "value"), [row])
+            session.execute(upsert(self.engine.dialect.name, schema.meta, ("key",), ("value",)), [row])
         self._leadership = key, token
 
     def _check_leadership(self, session: Session) -> None:
@@ -331,15 +347,16 @@ class PoolDatabase(RDBStorage):
                 rows = [
                     {"trial_id": trial_id, "key": key, "value_json": json.dumps(value)} for key, value in attrs.items()
                 ]
-                session.execute(_upsert(self.engine.dialect.name, table, "trial_id", "key", "value_json"), rows)
+                session.execute(upsert(self.engine.dialect.name, table, ("trial_id", "key"), ("value_json",)), rows)
 
 
-@functools.cache
-def _upsert(dialect: str, table: sa.Table, *columns: str) -> Any:
-    """Return an INSERT that overwrites the last of the columns where a row with the others is there."""
-    insert: Any = sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
-    *keys, value = columns
-    return insert.on_conflict_do_update(index_elements=keys, set_={value: insert.excluded[value]})
+def _check_unfinished(session: Session, trial_id: int) -> None:
+    """Raise as Optuna does for a trial that nobody may write to; within the transaction it stays as it is."""
+    state = session.scalar(sa.select(_trials.c.state).where(_trials.c.trial_id == trial_id).with_for_update())
+    if state is None:
+        raise KeyError(f"there is no trial with id {trial_id}")
+    if state.is_finished():
+        raise UpdateFinishedTrialError(f"the trial with id {trial_id} has already finished")
 
 
 def _value_row(trial_id: int, objective: int, value: float) -> dict[str, Any]:
