@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 
+from vrampool.units import format_bytes
 from vrampool_worker.devices.base import DeviceReading
 from vrampool_worker.ledger import words
 from vrampool_worker.ledger.leases import Lease
 from vrampool_worker.ledger.overhead import Overhead
+from vrampool_worker.ledger.residues import Residues
 from vrampool_worker.ledger.strangers import NOISE_BYTES, Strangers
 
 #: What nobody explains must have been seen in so many readings before it is not held against a trial that ends.
@@ -30,6 +32,7 @@ class Accounts:
         self.read_at_s = 0.0
         self.driver_reserved_bytes = 0
         self.overhead = Overhead()
+        self.residues = Residues()
         self._label = label
         self._outside_bytes = total_bytes - budget_bytes
         self._budget_bytes = budget_bytes
@@ -59,6 +62,7 @@ class Accounts:
         for lease in self.leases.values():
             lease.lowest_rest_bytes = min(lease.lowest_rest_bytes, rest_bytes)
         self._strangers.note(reading.used_bytes, self.leases.values(), now_s)
+        self.residues.seen(self._strangers.latest_bytes)
         self._unexplained.append(self._unexplained_bytes(reading.used_bytes, self.leases.values()))
 
     def rest_bytes(self, used_bytes: int) -> int:
@@ -75,7 +79,12 @@ class Accounts:
     def strangers_bytes(self, now_s: float) -> int:
         """Return what other programs hold, as far as it concerns the budget."""
         if not self._on_cpu:
-            return max(0, self._strangers.held_bytes(now_s) - (self._outside_bytes if self._shared else 0))
+            held_bytes = self._strangers.held_bytes(now_s)
+            if not self._shared:
+                return held_bytes
+            # What our own trials left behind is not the other workers', whose part lies outside of this budget.
+            left_bytes = min(self.residues.left_bytes, held_bytes)
+            return left_bytes + max(0, held_bytes - left_bytes - self._outside_bytes)
         known_bytes = sum(lease.measured_bytes or 0 for lease in self.leases.values())
         return max(0, (self.used_bytes or 0) - known_bytes - self._outside_bytes)
 
@@ -85,7 +94,10 @@ class Accounts:
         if unclear_bytes <= NOISE_BYTES:
             unclear_bytes = 0  # not worth a word
         strangers_bytes = self.strangers_bytes(now_s)
-        held_by = words.holders(len(self.leases), self._counted_bytes(), strangers_bytes, unclear_bytes)
+        left_bytes = min(self.residues.left_bytes, strangers_bytes)
+        held_by = words.holders(len(self.leases), self._counted_bytes(), strangers_bytes - left_bytes, unclear_bytes)
+        if left_bytes:
+            held_by += f"{', ' if held_by else ''}{format_bytes(left_bytes)} left behind by ended trials"
         return words.room(self._label, self.free_bytes(now_s), self._budget_bytes, held_by)
 
     def lone_bytes(self) -> int:
@@ -128,15 +140,20 @@ class Accounts:
     def _unexplained_bytes(self, used_bytes: int, leases: Iterable[Lease]) -> int:
         return max(0, used_bytes - self._strangers.latest_bytes - sum(lease.own_bytes for lease in leases))
 
-    def release(self, ended: Lease, residue_bytes: int, now_s: float) -> None:
-        """Drop a lease. A residue is a stranger's from now on: it stays in use, and nobody of ours holds it."""
+    def release(self, ended: Lease, residue_bytes: int, now_s: float) -> str:
+        """Drop a lease. A residue is a stranger's from now on: it stays in use, and nobody of ours holds it.
+
+        Returns why the device must take nothing more, or nothing.
+        """
         del self.leases[ended.lease_id]
+        quarantine = self.residues.note(ended.label, residue_bytes)
         if residue_bytes > NOISE_BYTES:
             self._strangers.learn_residue(residue_bytes, now_s)
         if ended.measured_bytes is None:
             # What it held was in the rest that others are compared with. It is not any more, and nobody knows how much.
             for lease in self.leases.values():
                 lease.lowest_rest_bytes = max(0, lease.lowest_rest_bytes - ended.lease_bytes)
+        return quarantine
 
     def _counted_bytes(self) -> int:
         return sum(lease.counted_bytes for lease in self.leases.values())

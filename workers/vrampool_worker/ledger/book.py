@@ -71,6 +71,7 @@ class Ledger:
         self._leases = self._accounts.leases
         self._utilisation: deque[float] = deque(maxlen=_BUSY_READINGS)
         self._blocks: dict[str, tuple[str, float | None]] = {}
+        self._quarantined_for_residue = False
 
     # -- what is learned ------------------------------------------------------------------------------------------
 
@@ -114,8 +115,16 @@ class Ledger:
         self._block("draining", reason, None)
 
     def resume(self) -> None:
-        """Take trials again after `quarantine`, `pause` or `drain`; a blind device stays so until it is read."""
+        """Take trials again after `quarantine`, `pause` or `drain`; a blind device stays so until it is read.
+
+        So does one that is quarantined for what its trials left behind, while that is still in use.
+        """
+        quarantined = self._blocks.get("quarantined")
         self._blocks = {key: block for key, block in self._blocks.items() if key == "blind"}
+        if quarantined and self._quarantined_for_residue and not self._accounts.residues.gone:
+            self._blocks["quarantined"] = (self._accounts.residues.still(), quarantined[1])
+        else:
+            self._quarantined_for_residue = False
 
     def _block(self, name: str, reason: str, now_s: float | None) -> None:
         earlier = self._blocks.get(name)
@@ -306,7 +315,10 @@ class Ledger:
             residue_bytes = self._accounts.residue_bytes(lease, reading.used_bytes)
             if residue_bytes > NOISE_BYTES and back_s < self._give_back_s:
                 return None
-        self._accounts.release(lease, residue_bytes or 0, now_s)
+        growing = self._accounts.release(lease, residue_bytes or 0, now_s)
+        if growing:
+            self.quarantine(growing, now_s)
+            self._quarantined_for_residue = True
         return Release(
             lease_id=lease_id,
             label=lease.label,
@@ -330,6 +342,11 @@ class Ledger:
     def strangers_bytes(self) -> int:
         """Return what other programs hold, as far as it concerns the budget."""
         return self._accounts.strangers_bytes(self._accounts.read_at_s)
+
+    @property
+    def left_bytes(self) -> int:
+        """Return what ended trials left in use: part of the strangers' figure, and given to nobody."""
+        return self._accounts.residues.left_bytes
 
     @property
     def overhead_bytes(self) -> int:
