@@ -98,11 +98,13 @@ class WorkerLoop:
         self.chronicle = Chronicle(self)
         self.sampler = Sampler(
             device,
-            min(settings.sample_s, 0.1) if device.kind == "cpu" else settings.sample_s,
+            settings.sample_s,
             settings.nvml_timeout_s,
             lambda reading, measured: inbox.post(lambda: self._on_reading(reading, measured)),
             lambda blind: inbox.post(lambda: self._on_blind(blind)),
             limits=self._limits,
+            # On a CPU the readings hold a trial to its lease; between two of them it may grow beyond.
+            busy_interval_s=min(settings.sample_s, 0.1) if device.kind == "cpu" else None,
         )
         self.connected = False  #: the storage was opened
         self._taking = False
@@ -381,6 +383,7 @@ class WorkerLoop:
             for attempt in self.attempts.values()
             if attempt.child is not None and attempt.stage in (Stage.RUNNING,)
         }
+        self.sampler.read_soon()
 
     def _publish(self) -> None:
         held = self.chronicle.held()

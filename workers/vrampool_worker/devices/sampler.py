@@ -33,7 +33,8 @@ class Sampler:
 
     Args:
         device: The device; only the sampler calls its `read` and `measure`.
-        interval_s: Pause between two readings.
+        interval_s: Pause between two readings while nothing runs.
+        busy_interval_s: Pause while there are trials to measure.
         timeout_s: Deadline of one reading.
         on_reading: Called with each reading, and what was measured of the trials in `limits` (by keeper's pid).
         on_blind: Called once when readings fail, and again when the reason changes.
@@ -49,9 +50,11 @@ class Sampler:
         on_blind: Callable[[Blind], None],
         *,
         limits: Callable[[], Mapping[int, int | None]] = dict,
+        busy_interval_s: float | None = None,
     ) -> None:
         self._device = device
         self._interval_s = interval_s
+        self._busy_interval_s = interval_s if busy_interval_s is None else busy_interval_s
         self._timeout_s = timeout_s
         self._on_reading = on_reading
         self._on_blind = on_blind
@@ -107,7 +110,7 @@ class Sampler:
             answer = self._await_answer()
             if answer is not None and not self._stopped.is_set():
                 self._tell(answer)
-                self._wake.wait(self._interval_s)
+                self._wake.wait(self._busy_interval_s if self._limits() else self._interval_s)
 
     def _await_answer(self) -> tuple[DeviceReading, Measured] | Blind | None:
         """Return the answer, or None when it came too late or the sampler stops."""
