@@ -14,11 +14,14 @@ from vrampool.queueing.job_queue import JobQueue, WaitingJob
 from vrampool.queueing.jobs import SignedSerializer
 from vrampool.queueing.leadership import Leadership
 from vrampool.queueing.liveness import Liveness
+from vrampool.queueing.outputs import Outputs, Piece
 from vrampool.queueing.registry import Registry, RunningTrial, WorkerRecord
-from vrampool.queueing.taking import Offer, Taken, discard, open_taken, put_back, take
+from vrampool.queueing.taking import Answer, Earmark, Offer, Taken, ask, discard, open_taken, put_back, take
 
 __all__ = [
+    "Answer",
     "Demand",
+    "Earmark",
     "Events",
     "History",
     "JobOutcome",
@@ -26,6 +29,8 @@ __all__ = [
     "Leadership",
     "Liveness",
     "Offer",
+    "Outputs",
+    "Piece",
     "Registry",
     "RunningTrial",
     "SignedSerializer",
@@ -35,6 +40,7 @@ __all__ = [
     "TransientRedisError",
     "WaitingJob",
     "WorkerRecord",
+    "ask",
     "begin",
     "connect",
     "discard",

@@ -39,10 +39,12 @@ class Names:
         self.worker_prefix = own + "worker:"  #: + name: the record as JSON; ends by itself
         self.budgets = own + "budgets"  #: hash: device id -> bytes it may hold
         self.budgets_seen = own + "budgets:seen"  #: sorted set: device ids by when they were last there
+        self.earmarks = own + "earmarks"  #: hash: worker -> since when its device is kept free for which job
         self.events = own + "events"  #: channel
         self.demand = own + "demand"  #: list as long as there are trials to run; for autoscalers
         self.samples_prefix = own + "samples:"  #: + device id: ring of samples
         self.releases = own + "releases"  #: ring of releases
+        self.output_prefix = own + "output:"  #: + reader's id: what a trial prints, for one who asked; kept a minute
 
     def job(self, job_id: str) -> str:
         return self.job_prefix + job_id

@@ -1,9 +1,13 @@
-"""Lua scripts, each in a file of its own language beside this one, run by their hash."""
+"""Lua scripts, each in a file of its own language beside this one, run by their hash.
+
+A line ``-- include NAME.lua`` stands for that file.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +18,16 @@ from redis.exceptions import NoScriptError
 Word = str | bytes | int | float
 
 
+_INCLUDE = re.compile(r"^-- include (\w+\.lua)$", re.MULTILINE)
+
+
+def _read(name: str) -> str:
+    return Path(__file__).with_name(name).read_text()
+
+
 @functools.cache
 def _load(name: str) -> tuple[str, str]:
-    text = Path(__file__).with_name(f"{name}.lua").read_text()
+    text = _INCLUDE.sub(lambda found: _read(found[1]), _read(f"{name}.lua"))
     return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import redis
 
@@ -20,11 +21,17 @@ from vrampool.signing import Signer
 WINDOW = 64
 #: For so long the same lease id gets the same answer.
 ANSWER_KEPT_MS = 60_000
+#: A worker that says nothing else lets no trial be passed over for longer than this.
+AGE_LIMIT_MS = 120_000
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a worker could take now."""
+    """What a worker could take now.
+
+    A device may be kept free for a trial that was passed over for too long (`Earmark`). The worker hears of it in the
+    answer; from then on it offers `free_bytes` to that trial and `room_bytes` to all others.
+    """
 
     worker: str  #: the worker's name, its own among all workers that ever were
     lease_id: str  #: new for each take; the same when a take is repeated because its answer was lost
@@ -35,6 +42,11 @@ class Offer:
     device_kind: str = ""  #: "cuda" or "cpu"; counts as a capability
     capabilities: tuple[str, ...] = ()  #: what a job's `requires` is compared with; no commas in them
     refuse_submissions: tuple[str, ...] = ()  #: submissions whose trials this worker cannot run
+    most_bytes: int | None = None  #: free if no trial were on the device; None: not said, so it is not kept for any
+    trials: int = 0  #: that it runs now
+    earmark: str = ""  #: the job its device is kept free for, as far as it has heard
+    room_bytes: int = 0  #: for all other jobs, so that they do not delay that one
+    age_limit_ms: int = AGE_LIMIT_MS  #: a job passed over for longer has a device kept free for it
 
 
 @dataclass(frozen=True)
@@ -56,18 +68,43 @@ class Short:
     smallest_bytes: int  #: the least that any of these trials asks for
 
 
+@dataclass(frozen=True)
+class Earmark:
+    """A waiting job that a worker's device is kept free for, as it was passed over for longer than the age limit."""
+
+    job_id: str
+    vram_bytes: int | None  #: None: exclusive
+    label: str  #: the trial in words, "digits/31"; not signed, for people only
+    since: float  #: seconds since the epoch, by Redis's clock
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a worker hears when it asks for a trial."""
+
+    taken: Taken | None
+    earmark: Earmark | None = None  #: what its device is kept free for, after this
+    smallest_bytes: int | None = None  #: the least that lacks nothing but memory here; None: no such trial was seen
+
+
 def take(connection: redis.Redis, pool: str, offer: Offer) -> Taken | None:
-    """Take the first of the first 64 waiting jobs that fits, or None; see `take_or_short`."""
-    found = take_or_short(connection, pool, offer)
-    return found if isinstance(found, Taken) else None
+    """Take a job as `ask` does, and leave aside what else it says."""
+    return ask(connection, pool, offer).taken
+
+
+def take_or_short(connection: redis.Redis, pool: str, offer: Offer) -> Taken | Short | None:
+    """Take a job as `ask` does; when none fits, say what the smallest lacks."""
+    answer = ask(connection, pool, offer)
+    return answer.taken or (Short(answer.smallest_bytes) if answer.smallest_bytes else None)
 
 
 @talks_to_redis
-def take_or_short(connection: redis.Redis, pool: str, offer: Offer) -> Taken | Short | None:
-    """Take the first of the first 64 waiting jobs that fits; when none does, say what the smallest lacks.
+def ask(connection: redis.Redis, pool: str, offer: Offer) -> Answer:
+    """Take the first of the first 64 waiting jobs that fits.
 
     The job moves to RQ's intermediate list and its liveness key is written, in one step. Jobs whose hash was deleted
-    leave the list on the way.
+    leave the list on the way. A job that was passed over for longer than the age limit has one device kept free for it:
+    of those that could hold it, the one that has least to give back before.
 
     Round trips: 1. May be repeated with the same lease id.
 
@@ -85,15 +122,29 @@ def take_or_short(connection: redis.Redis, pool: str, offer: Offer) -> Taken | S
         "device_id": offer.device_id,
         "capabilities": [*offer.capabilities, offer.device_kind],
         "refuse_submissions": list(offer.refuse_submissions),
+        "trials": offer.trials,
+        "earmark": offer.earmark,
+        "room_bytes": offer.room_bytes,
+        "age_limit_ms": offer.age_limit_ms,
     }
-    keys = [names.waiting, names.intermediate, names.answer_prefix + offer.lease_id]
-    prefixes = [names.job_prefix, names.live_prefix, names.first_seen_prefix]
-    answer = run_script(connection, "take", keys, [json.dumps(words), *prefixes, WINDOW, ANSWER_KEPT_MS])
-    if not isinstance(answer, list):
-        return Short(answer) if answer else None
-    job_id = answer[0].decode()
+    if offer.most_bytes is not None:
+        words["most_bytes"] = offer.most_bytes
+    answer = names.answer_prefix + offer.lease_id
+    keys = [names.waiting, names.intermediate, answer, names.earmarks, names.workers]
+    prefixes = [names.job_prefix, names.live_prefix, names.first_seen_prefix, names.worker_prefix]
+    args = [json.dumps(words), *prefixes, WINDOW, ANSWER_KEPT_MS, names.events, hint("earmark_ended")]
+    found, kept, smallest_bytes = run_script(connection, "take", keys, args)
+    return Answer(
+        _read_taken(connection, pool, offer, found) if found else None,
+        _read_earmark(kept) if kept else None,
+        int(smallest_bytes) if smallest_bytes else None,
+    )
+
+
+def _read_taken(connection: redis.Redis, pool: str, offer: Offer, found: list[Any]) -> Taken:
+    job_id: str = found[0].decode()
     try:
-        _, now_ms, data, vram_bytes, submission, number, queued_at_ms = answer
+        _, now_ms, data, vram_bytes, submission, number, queued_at_ms = found
         size = int(vram_bytes)
         return Taken(
             job_id=job_id,
@@ -106,6 +157,12 @@ def take_or_short(connection: redis.Redis, pool: str, offer: Offer) -> Taken | S
     except (MessageError, ValueError, TypeError, AttributeError) as error:
         discard(connection, pool, job_id, offer.lease_id)
         raise MessageError(f"job {job_id} cannot be read ({error}) and was thrown away") from None
+
+
+def _read_earmark(found: list[bytes | None]) -> Earmark:
+    job_id, vram_bytes, description, since_ms = (value.decode(errors="replace") if value else "" for value in found)
+    size = int(vram_bytes or EXCLUSIVE)
+    return Earmark(job_id, None if size == EXCLUSIVE else size, description or job_id, int(since_ms or 0) / 1000)
 
 
 def open_taken(signer: Signer, pool: str, taken: Taken) -> Ticket:
