@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("vrampool.worker")
 _RETRY_S = 1.0
+#: Pause between two samples of a device on which nothing runs: others' use of it is still seen.
+IDLE_SAMPLE_S = 5.0
 
 
 class Chronicle:
@@ -32,6 +34,8 @@ class Chronicle:
         self._loop = loop
         self._told: tuple[Any, ...] | None = None
         self._pending = 0
+        self._sampled_at = 0.0  # seconds since the epoch
+        self._was_busy = False
         self._versions = versions()
 
     @property
@@ -108,12 +112,17 @@ class Chronicle:
     # ---- history -------------------------------------------------------------------------------------
 
     def sample(self, now_epoch_s: float) -> None:
-        """Add a sample of the device to the history while anything runs."""
+        """Add a sample of the device to the history: at every call while anything runs, now and then while idle."""
         loop = self._loop
-        if loop.reading is None or not loop.attempts or self._pending > 20:
+        if loop.reading is None or self._pending > 20:
             return
+        if not loop.attempts and not self._was_busy and now_epoch_s - self._sampled_at < IDLE_SAMPLE_S:
+            return
+        self._sampled_at, self._was_busy = now_epoch_s, bool(loop.attempts)  # the first one without trials ends them
         sample = {
             "at_s": round(now_epoch_s, 3),
+            "worker": loop.name,
+            "host": loop.host,
             "device_id": loop.device.id,
             "device_name": f"{loop.device.label} ({loop.device.name})",
             "total_bytes": loop.device.total_bytes,
@@ -128,6 +137,7 @@ class Chronicle:
                     "number": item.ticket.number,
                     "lease_bytes": item.lease_at_end_bytes,
                     "measured_bytes": loop.ledger.measured(item.lease_id),
+                    **_allocator(item),
                 }
                 for item in loop.attempts.values()
                 if not item.released
@@ -200,6 +210,16 @@ class Chronicle:
     def _given_up(self) -> bool:
         """At shutdown without Redis nothing is waited for: leases there run out by themselves."""
         return not self._loop.attempts
+
+
+def _allocator(attempt: Attempt) -> dict[str, int]:
+    """Return what the trial's own allocator says, as far as it does."""
+    found = {
+        "cap_bytes": attempt.sample.cap_bytes or attempt.cap_bytes,
+        "torch_reserved_bytes": attempt.sample.torch_reserved_bytes,
+        "allocated_bytes": attempt.sample.allocated_bytes,
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def versions() -> dict[str, str]:
