@@ -10,10 +10,11 @@ from collections import deque
 from collections.abc import Mapping
 
 from vrampool.memory.requests import lease_after_first_report
-from vrampool.units import format_bytes
+from vrampool.units import MIB, format_bytes
 from vrampool_worker.devices.base import DeviceReading
 from vrampool_worker.ledger import words
 from vrampool_worker.ledger.accounts import Accounts
+from vrampool_worker.ledger.earmarks import Earmark
 from vrampool_worker.ledger.leases import Decision, Lease, LedgerState, Offer, Release
 from vrampool_worker.ledger.strangers import NOISE_BYTES
 
@@ -21,6 +22,8 @@ from vrampool_worker.ledger.strangers import NOISE_BYTES
 _BLOCKS = ("quarantined", "blind", "draining", "paused")
 #: Utilisation is judged by the mean of so many readings: one alone swings with the trials' phases.
 _BUSY_READINGS = 6
+#: A lease that cannot grow by so much, or by all that was asked for, does not grow.
+_LEAST_GROWTH_BYTES = 16 * MIB
 
 
 class Ledger:
@@ -69,9 +72,11 @@ class Ledger:
             self._label, total_bytes, budget_bytes, on_cpu=self._on_cpu, shared=shared, hold_s=hold_s
         )
         self._leases = self._accounts.leases
+        self.earmark: Earmark | None = None  #: the trial that the device is kept free for
         self._utilisation: deque[float] = deque(maxlen=_BUSY_READINGS)
         self._blocks: dict[str, tuple[str, float | None]] = {}
         self._quarantined_for_residue = False
+        self._resumes_when_gone = False
 
     # -- what is learned ------------------------------------------------------------------------------------------
 
@@ -90,6 +95,7 @@ class Ledger:
         if reading.utilisation is not None:
             self._utilisation.append(reading.utilisation)
         self._accounts.note(reading, measured, now_s)
+        self._lift_if_gone()
 
     def learn_overhead(self, lease_id: str, torch_reserved_bytes: int) -> None:
         """Learn what the driver holds for a process, from a trial's own report of torch's allocator, made just now."""
@@ -101,6 +107,7 @@ class Ledger:
 
     def quarantine(self, reason: str, now_s: float) -> None:
         """Take nothing new until `resume`: something on the device is beyond our control."""
+        self._quarantined_for_residue = self._resumes_when_gone = False
         self._block("quarantined", reason, now_s)
 
     def pause(self, reason: str | None) -> None:
@@ -117,14 +124,19 @@ class Ledger:
     def resume(self) -> None:
         """Take trials again after `quarantine`, `pause` or `drain`; a blind device stays so until it is read.
 
-        So does one that is quarantined for what its trials left behind, while that is still in use.
+        One that is quarantined for what its trials left behind stays so until that is gone, and then takes trials again.
         """
         quarantined = self._blocks.get("quarantined")
         self._blocks = {key: block for key, block in self._blocks.items() if key == "blind"}
-        if quarantined and self._quarantined_for_residue and not self._accounts.residues.gone:
+        self._resumes_when_gone = bool(quarantined and self._quarantined_for_residue)
+        if quarantined and self._resumes_when_gone:
             self._blocks["quarantined"] = (self._accounts.residues.still(), quarantined[1])
-        else:
-            self._quarantined_for_residue = False
+            self._lift_if_gone()
+
+    def _lift_if_gone(self) -> None:
+        if self._resumes_when_gone and self._accounts.residues.gone:
+            self._resumes_when_gone = self._quarantined_for_residue = False
+            self._blocks.pop("quarantined", None)
 
     def _block(self, name: str, reason: str, now_s: float | None) -> None:
         earlier = self._blocks.get(name)
@@ -136,9 +148,27 @@ class Ledger:
         """Say what may be taken now."""
         obstacle = self._obstacle()
         if obstacle:
-            return Offer(0, False, obstacle)
+            return Offer(0, False, obstacle, closed=True)
         free_bytes = self._accounts.free_bytes(now_s)
-        return Offer(free_bytes, not self._leases and free_bytes > 0, self._accounts.room_words(now_s))
+        room_bytes = self._accounts.room_beside_bytes(self.earmark, now_s)
+        return Offer(free_bytes, not self._leases and free_bytes > 0, self._room_words(now_s), room_bytes)
+
+    def keep_for(self, earmark: Earmark | None) -> bool:
+        """Keep the device free for a trial, or for none any more: others get what does not delay it. True: it is news.
+
+        The trial itself may be granted once this was called with None, as it is when it was taken.
+        """
+        is_news = earmark != self.earmark
+        self.earmark = earmark
+        return is_news
+
+    def most_bytes(self, now_s: float) -> int:
+        """Return what would be free if no trial were on the device, whether it takes trials now or not."""
+        return self._accounts.most_bytes(now_s)
+
+    def _room_words(self, now_s: float) -> str:
+        room_words = self._accounts.room_words(now_s)
+        return words.kept(self._label, self.earmark, room_words) if self.earmark else room_words
 
     def grant(self, lease_id: str, request_bytes: int | None, *, label: str, now_s: float) -> Decision:
         """Give a trial a lease, if it fits.
@@ -156,9 +186,9 @@ class Ledger:
             raise ValueError(f"lease {lease_id} is in use")
         offer = self.offer(now_s)
         if request_bytes is None:
-            fits, lease_bytes = offer.idle, offer.free_bytes
+            fits, lease_bytes = offer.idle and self.earmark is None, offer.free_bytes
         else:
-            fits, lease_bytes = 0 < request_bytes <= offer.free_bytes, request_bytes
+            fits, lease_bytes = 0 < request_bytes <= offer.room_bytes, request_bytes
         if not fits:
             return Decision(False, 0, self.explain(request_bytes, now_s))
         self._leases[lease_id] = Lease(
@@ -186,11 +216,13 @@ class Ledger:
         obstacle = self._obstacle()
         if obstacle:
             return f"waits for {wish}: {obstacle}"
-        if request_bytes is None and self._leases:
-            return f"waits for {wish}: {words.trials(len(self._leases))} still on {self._label}"
-        if (request_bytes or 1) > self._accounts.free_bytes(now_s):
-            return f"waits for {wish}: {self._accounts.room_words(now_s)}"
-        return f"could start now: {self._accounts.room_words(now_s)}"
+        if request_bytes is None and (self._leases or self.earmark):
+            trials = words.trials(len(self._leases))
+            why = self._room_words(now_s) if self.earmark else f"{trials} still on {self._label}"
+            return f"waits for {wish}: {why}"
+        if (request_bytes or 1) > self._accounts.room_beside_bytes(self.earmark, now_s):
+            return f"waits for {wish}: {self._room_words(now_s)}"
+        return f"could start now: {self._room_words(now_s)}"
 
     def _obstacle(self) -> str:
         """Say why nothing may start whatever is free; empty when something may."""
@@ -215,25 +247,42 @@ class Ledger:
         """Note that the trial's user code runs, with its cap set."""
         self._leases[lease_id].started = True
 
-    def report_first(self, lease_id: str, peak_bytes: int | None, now_s: float) -> Decision:
-        """End a trial's exclusivity, at its first report: its lease falls to its peak plus a margin.
+    def first_lease(self, lease_id: str, peak_bytes: int | None) -> int | None:
+        """Return what a trial that ran alone will be left with: its peak plus a margin. None: that is not known yet.
 
         Args:
             lease_id: The trial's.
             peak_bytes: Its peak so far as the child says, overhead included; None: not known. The ledger's own figures
                 are used too, and the device's whole use where there are none: the trial is alone on it.
+        """
+        lease = self._leases[lease_id]
+        known_bytes = max(peak_bytes or 0, lease.peak_bytes or 0) or self._accounts.lone_bytes()
+        return min(lease.lease_bytes, lease_after_first_report(known_bytes)) if known_bytes else None
+
+    def report_first(
+        self, lease_id: str, peak_bytes: int | None, now_s: float, *, least_bytes: int = 0
+    ) -> Decision:
+        """End a trial's exclusivity, at its first report: its lease falls to its peak plus a margin.
+
+        Args:
+            lease_id: The trial's.
+            peak_bytes: As for `first_lease`.
             now_s: Now.
+            least_bytes: What the child's cap lets it have by now: it may have grown since it was asked to lower it.
         """
         lease = self._leases[lease_id]
         if not lease.alone:
             return Decision(True, lease.lease_bytes, "did not run alone")
-        known_bytes = max(peak_bytes or 0, lease.peak_bytes or 0) or self._accounts.lone_bytes()
-        if not known_bytes:
+        first_bytes = self.first_lease(lease_id, peak_bytes)
+        if first_bytes is None:
             return Decision(False, lease.lease_bytes, f"stays alone on {self._label}: its memory is not known")
         lease.alone, lease.changed_at_s = False, now_s
-        lease.lease_bytes = min(lease.lease_bytes, lease_after_first_report(known_bytes))
-        peak, left = format_bytes(known_bytes), format_bytes(lease.lease_bytes)
-        return Decision(True, lease.lease_bytes, f"runs alone no longer: its peak is {peak}, its lease {left}")
+        lease.lease_bytes = min(lease.lease_bytes, max(first_bytes, least_bytes))
+        return Decision(
+            True,
+            lease.lease_bytes,
+            f"runs alone no longer: its lease is {format_bytes(lease.lease_bytes)}, what it held and a margin",
+        )
 
     def shrink(self, lease_id: str, to_bytes: int, now_s: float, *, measured_bytes: int | None = None) -> Decision:
         """Make a lease smaller, once the child has confirmed its lower cap.
@@ -264,16 +313,16 @@ class Ledger:
             if block in self._blocks:
                 return Decision(False, lease.lease_bytes, f"cannot grow: {self._label} is {block}")
         # What it holds beyond its lease is taken off the room already.
-        room_bytes = self._accounts.free_bytes(now_s) + lease.counted_bytes - lease.lease_bytes
+        room_bytes = self._accounts.room_beside_bytes(self.earmark, now_s) + lease.counted_bytes - lease.lease_bytes
         given_bytes = min(wanted_bytes, max(0, room_bytes))
-        if not given_bytes:
-            room = self._accounts.room_words(now_s)
+        if given_bytes < min(wanted_bytes, _LEAST_GROWTH_BYTES):  # crumbs would have it ask again and again
+            room = self._room_words(now_s)
             return Decision(False, lease.lease_bytes, f"cannot grow to {format_bytes(to_bytes)}: {room}")
         lease.lease_bytes += given_bytes
         lease.changed_at_s = now_s
         if given_bytes == wanted_bytes:
             return Decision(True, lease.lease_bytes, f"grew to {format_bytes(lease.lease_bytes)}")
-        room = f"{format_bytes(to_bytes)} asked for: {self._accounts.room_words(now_s)}"
+        room = f"{format_bytes(to_bytes)} asked for: {self._room_words(now_s)}"
         return Decision(True, lease.lease_bytes, f"grew only to {format_bytes(lease.lease_bytes)} of {room}")
 
     def over(self, lease_id: str) -> bool:
@@ -342,6 +391,15 @@ class Ledger:
     def strangers_bytes(self) -> int:
         """Return what other programs hold, as far as it concerns the budget."""
         return self._accounts.strangers_bytes(self._accounts.read_at_s)
+
+    def calibrate(self, overhead_bytes: int) -> None:
+        """Begin with an overhead that was learned before, on this kind of device with this driver and this torch."""
+        self._accounts.overhead.calibrate(overhead_bytes)
+
+    @property
+    def learned_overhead_bytes(self) -> int | None:
+        """Return the overhead that trials have shown, here or before; None: none has yet."""
+        return self._accounts.overhead.seen_bytes
 
     @property
     def left_bytes(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Lease:
     ended_at_s: float | None = None  #: its processes are gone; its memory is awaited
     used_before_bytes: int | None = None  #: by the whole device, at the last reading before that
     residue_bytes: int | None = None  #: the least that seemed to be left of it since its end
+    said: str = ""  #: the last decision about it, in words
     unexplained_before_bytes: int = 0  #: of it, what neither it nor anybody else explained
     lowest_rest_bytes: int = 0  #: the least since the grant of what the device's use is beyond all measured trials
 
@@ -81,6 +82,8 @@ class Offer:
     free_bytes: int  #: 0 when nothing may start, whatever is free
     idle: bool  #: holds nothing, so an exclusive trial may start
     reason: str
+    room_bytes: int = 0  #: of `free_bytes`, for others than the trial that the device is kept free for
+    closed: bool = field(default=False, compare=False)  #: nothing may start, so that more room would help nobody
 
 
 @dataclass(frozen=True)
