@@ -352,3 +352,22 @@ def map_shared(trial):
         held[start] = 1
     time.sleep(1)
     return 1.0
+
+
+# ---- what it leaves ----------------------------------------------------------------------------------
+
+
+def leave_a_daemon(trial):
+    """Start a daemon as careful ones are: two forks, a session, no directory, no environment, nothing open. Then wait."""
+    first = os.fork()
+    if first == 0:
+        os.setsid()
+        second = os.fork()
+        if second:
+            with open(f"{os.environ['LEFT']}/{second}.daemon", "w"):
+                os._exit(0)
+        os.chdir("/")
+        os.closerange(0, 64)
+        os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)"], {})
+    os.waitpid(first, 0)
+    return wait_for_file(trial)

@@ -13,6 +13,7 @@ import pytest
 from support.child_driver import ChildDriver, Story, alive, wait_for
 
 from vrampool_worker.children.child import EventKind, clear_scratch
+from vrampool_worker.children.launch import scratch_folder
 from vrampool_worker.process_tree import children_of
 
 SLEEPER = "import time; time.sleep(600)"
@@ -212,7 +213,7 @@ def test_the_scratch_directory_is_removed(driver: ChildDriver) -> None:
 
 def test_scratch_of_workers_that_are_gone_is_cleared(driver: ChildDriver) -> None:
     """A keeper that was killed could not do it itself."""
-    folder = driver.settings.state_dir / "scratch"
+    folder = scratch_folder(driver.settings.state_dir)
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait()
     for name in (f"{gone.pid}-1", f"{os.getpid()}-99", "notes"):

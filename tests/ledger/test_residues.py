@@ -61,9 +61,19 @@ def test_a_resume_lifts_the_quarantine_when_the_memory_is_back_and_not_before(ca
     assert state == "quarantined" and "3.0 GiB that trials left behind are still in use" in reason
     card.holds.update(dict.fromkeys("123", 0))
     card.pass_time(5)
+    assert card.ledger.state[0] == "ready", "that was asked for"
+    assert card.start("4", GIB).granted
+
+
+def test_a_quarantine_is_not_lifted_by_itself(card):
+    """Somebody should look at what happened."""
+    for name in ("1", "2", "3"):
+        leave(card, name, GIB)
+    card.holds.update(dict.fromkeys("123", 0))
+    card.pass_time(5)
+    assert card.ledger.state[0] == "quarantined"
     card.ledger.resume()
     assert card.ledger.state[0] == "ready"
-    assert card.start("4", GIB).granted
 
 
 def test_a_resume_lifts_a_quarantine_of_another_kind_whatever_is_left(card):

@@ -1,8 +1,10 @@
-"""`vrampool worker`: joins the command through the entry-point group."""
+"""`vrampool worker` and `vrampool reclaim`: they join the command through the entry-point group."""
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,3 +50,37 @@ def worker(config: Path | None, **given: Any) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     keep_secrets()
     return supervise(settings)
+
+
+@click.command()
+@click.option("--yes", is_flag=True, help="End the processes and remove the directories that are listed.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--state-dir", type=click.Path(path_type=Path), help="Where the local pool keeps its files.")
+@click.option("--config", type=click.Path(path_type=Path), help="Settings file (default: vrampool.toml).")
+@click.option("--debug", is_flag=True, default=None, help="Show tracebacks.")
+def reclaim(config: Path | None, yes: bool, as_json: bool, **given: Any) -> int:
+    """List what trials left behind on this host although their worker is gone; with --yes, end it.
+
+    Only processes of this user that a worker of a pool has started are ever listed or ended.
+    """
+    from vrampool_worker.reclaim import end, find
+
+    settings = load_settings({name: value for name, value in given.items() if value is not None}, file=config)
+    found = find(settings)
+    still = end(found) if yes else None
+    if as_json:
+        print(json.dumps(found.to_json() | ({"still": still.to_json()} if still is not None else {})))
+    else:
+        for orphan in found.processes:
+            print(orphan)
+        for folder in found.folders:
+            print(f"{folder}: files of a trial whose worker is gone")
+        if not found:
+            print("nothing is left behind")
+        elif still is None:
+            print("`vrampool reclaim --yes` ends these processes and removes these directories")
+        elif not still:
+            print("all of it is gone; `vrampool resume` lifts a quarantine")
+    for orphan in still.processes if still is not None else ():
+        print(f"error: still there although it was killed: {orphan}", file=sys.stderr)
+    return 1 if still else 0

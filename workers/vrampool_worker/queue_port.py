@@ -10,15 +10,19 @@ from vrampool.queueing import (
     Events,
     History,
     Offer,
+    Outputs,
+    Overheads,
+    Piece,
     Taken,
+    ask,
     begin,
     discard,
     finish,
     open_taken,
     put_back,
-    take,
 )
 from vrampool.signing import Signer
+from vrampool_worker.asking import Asked
 
 
 class QueuePort:
@@ -39,12 +43,18 @@ class QueuePort:
         self._signer = signer
         self._execution_ttl_s = execution_ttl_s
         self._history = History(connection, pool)
+        self._overheads = Overheads(connection, pool)
         self._events = Events(connection, pool)
+        self._outputs = Outputs(connection, pool)
         self._doubtful: set[str] = set()
         self.refused: dict[str, str] = {}  #: submissions whose jobs this worker cannot trust: id -> reason
 
     def take(self, offer: Offer) -> tuple[Taken, Ticket] | None:
-        """Take a trial that fits.
+        """Take a trial as `ask` does, and leave aside what else is heard."""
+        return self.ask(offer).found
+
+    def ask(self, offer: Offer) -> Asked:
+        """Take a trial that fits, and hear what the device is kept free for.
 
         What is not signed by this pool is thrown away: the coordinator makes the job of a trial that waits anew. Is the
         new one refused as well, then it is not the job that is wrong, but the secret or the version of one of the two
@@ -53,11 +63,13 @@ class QueuePort:
         Raises:
             MessageError: what was taken is refused.
         """
-        taken = take(self._connection, self._pool, offer)
+        answer = ask(self._connection, self._pool, offer)
+        taken = answer.taken
         if taken is None:
-            return None
+            return Asked(None, answer.earmark, answer.smallest_bytes)
         try:
-            return taken, open_taken(self._signer, self._pool, taken)
+            ticket = open_taken(self._signer, self._pool, taken)
+            return Asked((taken, ticket), answer.earmark, answer.smallest_bytes)
         except MessageError as error:
             if taken.job_id in self._doubtful:
                 self.refused[taken.submission_id] = str(error)
@@ -84,11 +96,22 @@ class QueuePort:
         """Throw away a job whose trial is not waiting any more."""
         discard(self._connection, self._pool, job_id, lease_id)
 
+    def read_overhead(self, key: str) -> int | None:
+        """Return the overhead that was learned on such a device before; see `Overheads`."""
+        return self._overheads.read(key)
+
+    def keep_overhead(self, key: str, overhead_bytes: int) -> None:
+        self._overheads.keep(key, overhead_bytes)
+
     def add_sample(self, device_id: str, sample: dict[str, Any]) -> None:
         self._history.add_sample(device_id, sample)
 
     def add_release(self, release: dict[str, Any]) -> None:
         self._history.add_release(release)
+
+    def show_output(self, reader: str, pieces: list[Piece]) -> None:
+        """Show a reader what a trial has printed."""
+        self._outputs.show(reader, pieces)
 
     def tell(self, event: dict[str, Any]) -> None:
         """Tell everybody who listens."""

@@ -39,6 +39,10 @@ class Chronicle:
         self._versions = versions()
 
     @property
+    def torch_version(self) -> str | None:
+        return self._versions.get("torch")
+
+    @property
     def idle(self) -> bool:
         """True when everything that was to be written is written."""
         return self._pending == 0
@@ -59,6 +63,8 @@ class Chronicle:
             tuple((item.lease_id, item.reported and not item.exclusive) for item in running),
             tuple((item.job_id, item.execution_id) for item in loop.attempts.values()),
             tuple(loop.refused),
+            loop.releases.sentences,
+            loop.unknown_fields,
         )
         if news == self._told:
             return None
@@ -106,6 +112,9 @@ class Chronicle:
             running=running,
             refused=dict(loop.refused),
             versions=self._versions,
+            unknown=loop.unknown_fields,
+            leftovers=loop.releases.sentences,
+            overhead_bytes=loop.ledger.overhead_bytes if loop.device.kind == "cuda" else None,
             beat_at=time.time(),
         )
 
@@ -161,6 +170,7 @@ class Chronicle:
             "residue_bytes": release.residue_bytes,
             "back_s": round(release.back_s, 3),
             "reason": release.reason,
+            "held_by": list(self._loop.releases.released(attempt, release, reading)),
         }
         self._write(lambda: self._loop.port.add_release(entry))
 

@@ -36,6 +36,7 @@ from vrampool_worker.devices import Device, device_lock, find_devices
 from vrampool_worker.environment import child_environment
 from vrampool_worker.lanes import Inbox
 from vrampool_worker.ledger import Ledger
+from vrampool_worker.lineage import marked
 from vrampool_worker.listener import Listener
 from vrampool_worker.queue_port import QueuePort
 from vrampool_worker.refusals import why_not
@@ -81,6 +82,7 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
             device = stack.enter_context(hold_device(settings))
             self.name = worker_name(device)
             clear_scratch(settings.state_dir)
+            stack.enter_context(marked())
             inbox = Inbox()
             stack.callback(inbox.close)
             loop = self._make_loop(settings, signer, device, inbox)
@@ -158,6 +160,7 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
         connection = twin(self.connection)
         self._registry = Registry(connection, settings.pool)
         pulse = Pulse(self, connection, settings)
+        loop.calibration.begin()
         first = loop.chronicle.held()
         assert first is not None
         self._beat = Beat(

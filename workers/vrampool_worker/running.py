@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from optuna.exceptions import UpdateFinishedTrialError
 
 from vrampool.messages import ChildStart, EndKind, MemorySample, Outcome
+from vrampool.settings import output_path
 from vrampool_worker.attempts import Attempt, Stage
 from vrampool_worker.children.child import Child, Event, EventKind
 from vrampool_worker.desk import Opened
@@ -24,8 +25,6 @@ _log = logging.getLogger("vrampool.worker")
 
 #: A child that has not begun its objective by then hangs in an import of the pool's own list.
 START_LIMIT_S = 120.0
-#: A child that is still there so long after SIGKILL hangs in the kernel: its device is quarantined.
-UNKILLABLE_S = 30.0
 
 
 class Runner:
@@ -51,7 +50,7 @@ class Runner:
         attempt.stage = Stage.RUNNING
         attempt.cap_bytes = loop.memory.cap(attempt)
         self._attempts[child] = attempt
-        attempt.log_path = self._log_path(attempt)
+        attempt.log_path = str(self.log_path(attempt.ticket.study_name, attempt.ticket.number))
         child.begin(self._message(attempt, opened), opened.bundle, Path(attempt.log_path))
         loop.keepers_changed()
         loop.timers.at(attempt.handed_at_s + START_LIMIT_S, lambda: self._check_started(attempt))
@@ -60,7 +59,7 @@ class Runner:
         device = self._loop.device
         return ChildStart(
             objective=opened.spec.objective,
-            trial=opened.snapshot,
+            trial={**opened.snapshot, "checkpoints": self._loop.checkpoints.place(attempt, opened.snapshot)},
             has_bundle=opened.bundle is not None,
             bundle_signature=opened.bundle_signature,
             env=dict(opened.spec.env),
@@ -70,13 +69,12 @@ class Runner:
             total_bytes=device.total_bytes,
             seed=opened.seed,
             sample_interval_s=self._loop.settings.sample_s,
-            catch_oom=opened.spec.oom == "auto",
+            ceiling_bytes=self._loop.memory.ceiling(attempt),
         )
 
-    def _log_path(self, attempt: Attempt) -> str:
-        study = "".join(char if char.isalnum() or char in "-_." else "_" for char in attempt.ticket.study_name)
-        folder = self._loop.settings.state_dir / "logs" / "trials" / study
-        return str(folder / f"{attempt.ticket.number}.log")
+    def log_path(self, study_name: str, number: int) -> Path:
+        """Return where a trial's output is kept on this host."""
+        return output_path(self._loop.settings.state_dir, study_name, number)
 
     def _check_started(self, attempt: Attempt) -> None:
         if attempt.stage is Stage.RUNNING and attempt.started_at_s is None:
@@ -107,7 +105,6 @@ class Runner:
             self._loop.timers.at(now_s + self._loop.settings.stop_ask_s, child.kill)
         else:
             child.kill()
-        self._loop.timers.at(now_s + self._loop.settings.stop_ask_s + UNKILLABLE_S, lambda: self._unkillable(attempt))
 
     def drop(self, attempt: Attempt, reason: str) -> None:
         """Let go of an attempt that is not ours any more: its child is killed and nothing is told."""
@@ -118,10 +115,10 @@ class Runner:
         if attempt.child is not None and attempt.stage is Stage.RUNNING:
             attempt.child.kill()
 
-    def _unkillable(self, attempt: Attempt) -> None:
-        if attempt.stage is Stage.RUNNING:
-            self._loop.ledger.quarantine(f"the process of {attempt.label} cannot be killed", time.monotonic())
-            _log.error("%s cannot be killed; the device is quarantined", attempt.label)
+    def label_of(self, child: Child) -> str:
+        """Return the trial that a child runs, in words."""
+        attempt = self._attempts.get(child)
+        return attempt.label if attempt is not None else "a spare"
 
     # ---- events of children --------------------------------------------------------------------------
 
@@ -140,6 +137,10 @@ class Runner:
         elif kind is EventKind.SAMPLE:
             attempt.sample = MemorySample.from_json(data)
             self._loop.memory.on_sample(attempt)
+        elif kind is EventKind.RECAPPED:
+            self._loop.memory.moves.on_recapped(attempt, data, time.monotonic())
+        elif kind is EventKind.GROW:
+            self._loop.memory.moves.on_asked(attempt, int(data["held_bytes"]), time.monotonic())
         elif kind is EventKind.STEP:
             self._stepped(attempt, int(data.get("steps", 0)))
         elif kind is EventKind.MISBEHAVED:
@@ -150,6 +151,7 @@ class Runner:
             attempt.outcome = Outcome.from_json(data)
             if attempt.outcome.sample:
                 attempt.sample = MemorySample.from_json(attempt.outcome.sample)
+            attempt.scene = self._loop.memory.scene(attempt)
         elif kind is EventKind.EXITED:
             attempt.exit_code, attempt.signal = data.get("exit_code"), data.get("signal")
             attempt.max_rss_bytes = data.get("max_rss_bytes")
@@ -157,6 +159,7 @@ class Runner:
     def _started(self, attempt: Attempt, data: Mapping[str, Any]) -> None:
         self._loop.ledger.confirm_started(attempt.lease_id)
         attempt.started_at_s = time.monotonic()
+        attempt.cap_bytes, attempt.cap_source = data.get("cap_bytes"), str(data.get("cap_source", ""))
         attempt.spawn_s = round(attempt.child.preload_s, 3) if attempt.child is not None and not attempt.spare else 0.0
         limit_s = attempt.spec.trial_timeout_s if attempt.spec is not None else None
         if limit_s is not None:
@@ -180,8 +183,11 @@ class Runner:
                 child.reply(call_id, value=value)
             if name == "report" and error is None:
                 attempt.reported = True
+                attempt.reports += 1
                 if attempt.exclusive:
                     self._loop.sampler.read_soon()
+                elif attempt.reports == 1:
+                    self._loop.wake()  # from now on it can give back what it does not need
 
         if name == "stop_study":
             reason = f"trial {attempt.ticket.number} called study.stop()"
@@ -251,6 +257,8 @@ class Runner:
         attempt.final_state = state or ""
         if attempt.final_state.startswith("dropped"):
             _log.warning("%s: %s", attempt.label, attempt.final_state)
+        elif conclusion is not None:
+            self._loop.checkpoints.told(attempt, conclusion.facts)
         attempt.stage = Stage.TOLD
         self._loop.finished_trials += 1
         if self._loop.stop_after_trials is not None and self._loop.finished_trials >= self._loop.stop_after_trials:

@@ -10,16 +10,19 @@ import logging
 import selectors
 import socket
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from vrampool.errors import MessageError
 from vrampool.messages import EndKind, Ticket
-from vrampool.queueing import Offer, Taken, TransientRedisError
+from vrampool.queueing import Offer, TransientRedisError
 from vrampool.settings import Settings
+from vrampool_worker import asking
+from vrampool_worker.asking import Asked
 from vrampool_worker.attempts import Attempt, Stage
 from vrampool_worker.beat import Heard, Held
+from vrampool_worker.calibration import Calibration
+from vrampool_worker.checkpoint_care import CheckpointCare
 from vrampool_worker.children.child import Child
 from vrampool_worker.children.spares import SpareShelf
 from vrampool_worker.desk import NotOpened, Opened, StudyDesk
@@ -29,6 +32,7 @@ from vrampool_worker.ledger import Ledger
 from vrampool_worker.memory_watch import MemoryWatch
 from vrampool_worker.queue_port import QueuePort
 from vrampool_worker.records import Chronicle
+from vrampool_worker.release_watch import ReleaseWatch
 from vrampool_worker.running import Runner
 
 _log = logging.getLogger("vrampool.worker")
@@ -96,6 +100,9 @@ class WorkerLoop:
         self.runner = Runner(self)
         self.memory = MemoryWatch(self)
         self.chronicle = Chronicle(self)
+        self.releases = ReleaseWatch(self)
+        self.calibration = Calibration(self, self.chronicle.torch_version)
+        self.checkpoints = CheckpointCare(self)
         self.sampler = Sampler(
             device,
             settings.sample_s,
@@ -122,6 +129,8 @@ class WorkerLoop:
         self.storage_lane.submit(self.desk.connect, self._on_connected)
         self.sampler.start()
         self.every(LOOK_S, self.wake)
+        self.every(LOOK_S, self.releases.look)
+        self.every(LOOK_S, self.calibration.look)
         self.every(AUDIT_S, self.audit)
         self.every(self.settings.sample_s, lambda: self.chronicle.sample(time.time()))
         while not self._finished:
@@ -161,6 +170,7 @@ class WorkerLoop:
             self.request_stop()
             return
         self.connected = True
+        self.checkpoints.sweep()
 
     def stop_jobs(self, job_id: str | None) -> None:
         """End the trial of one job, or all; RQ's commands ask for it."""
@@ -206,29 +216,17 @@ class WorkerLoop:
         if self._taking or self._wakes == self._tried_wakes or now_s < self._take_pause_s:
             return
         offer = self.ledger.offer(now_s)
-        if offer.free_bytes <= 0 and not offer.idle:
+        if offer.free_bytes <= 0 and not offer.idle and (offer.closed or not self.memory.moves.shrinkable_bytes()):
             self._tried_wakes = self._wakes  # the ledger's next change wakes again
             return
         self._taking = True
         tried = self._wakes
-        question = Offer(
-            worker=self.name,
-            lease_id=uuid.uuid4().hex,
-            free_bytes=offer.free_bytes,
-            idle=offer.idle,
-            ttl_ms=int(self.settings.lease_ttl_s * 1000),
-            device_id=self.device.id,
-            device_kind=self.device.kind,
-            refuse_submissions=tuple(self.refused),
-        )
+        question = asking.question(self, offer, now_s)
         self.queue_lane.submit(
-            lambda: self.port.take(question),
-            lambda result, error: self._on_taken(question, tried, result, error),
+            lambda: self.port.ask(question), lambda asked, error: self._on_asked(question, tried, asked, error)
         )
 
-    def _on_taken(
-        self, question: Offer, tried: int, result: tuple[Taken, Ticket] | None, error: BaseException | None
-    ) -> None:
+    def _on_asked(self, question: Offer, tried: int, asked: Asked | None, error: BaseException | None) -> None:
         self._taking = False
         if error is not None:
             if isinstance(error, MessageError):
@@ -239,10 +237,14 @@ class WorkerLoop:
                 _log.error("taking failed", exc_info=error)
             self._take_pause_s = time.monotonic() + 0.5
             return
-        if result is None:
-            self._tried_wakes = tried
+        assert asked is not None
+        news = asking.hear(self, asked)
+        if asked.found is None:
+            self.memory.moves.make_room(asked, question.free_bytes)
+            if not news:  # else the next question is another one
+                self._tried_wakes = tried
             return
-        taken, ticket = result
+        taken, ticket = asked.found
         now_s = time.monotonic()
         decision = self.ledger.grant(question.lease_id, taken.vram_bytes, label=_label(ticket), now_s=now_s)
         if not decision.granted:
@@ -356,6 +358,7 @@ class WorkerLoop:
         }
         before = self.ledger.offer(now_s)
         self.ledger.observe(reading, by_lease, now_s)
+        self.releases.on_reading(reading)
         self.memory.on_reading(reading, by_lease, now_s)
         after = self.ledger.offer(now_s)
         if after.free_bytes > before.free_bytes or after.idle != before.idle:
@@ -389,6 +392,13 @@ class WorkerLoop:
         held = self.chronicle.held()
         if held is not None:
             self._tell_beat(held)
+
+    @property
+    def unknown_fields(self) -> tuple[str, ...]:
+        """Return what a GPU does not tell, by the names of a reading's fields. On the CPU nobody asks for those."""
+        told = self.reading is not None and self.device.kind == "cuda"
+        # Utilisation is known from the second reading on; it is left out, or each worker would begin with a change.
+        return tuple(name for name in self.reading.unknown if name != "utilisation") if told else ()
 
     @property
     def draining(self) -> bool:

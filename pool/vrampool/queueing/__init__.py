@@ -15,6 +15,7 @@ from vrampool.queueing.jobs import SignedSerializer
 from vrampool.queueing.leadership import Leadership
 from vrampool.queueing.liveness import Liveness
 from vrampool.queueing.outputs import Outputs, Piece
+from vrampool.queueing.overheads import Overheads
 from vrampool.queueing.registry import Registry, RunningTrial, WorkerRecord
 from vrampool.queueing.taking import Answer, Earmark, Offer, Taken, ask, discard, open_taken, put_back, take
 
@@ -29,6 +30,7 @@ __all__ = [
     "Leadership",
     "Liveness",
     "Offer",
+    "Overheads",
     "Outputs",
     "Piece",
     "Registry",

@@ -44,6 +44,7 @@ class Names:
         self.demand = own + "demand"  #: list as long as there are trials to run; for autoscalers
         self.samples_prefix = own + "samples:"  #: + device id: ring of samples
         self.releases = own + "releases"  #: ring of releases
+        self.overheads = own + "overheads"  #: sorted set: "device|driver|torch" by the overhead seen there, in bytes
         self.output_prefix = own + "output:"  #: + reader's id: what a trial prints, for one who asked; kept a minute
 
     def job(self, job_id: str) -> str:

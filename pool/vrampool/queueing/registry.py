@@ -52,6 +52,9 @@ class WorkerRecord:
     running: tuple[RunningTrial, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)  #: submissions it cannot run: id -> reason
     versions: dict[str, str] = field(default_factory=dict)  #: python, optuna, torch, vrampool, wire
+    unknown: tuple[str, ...] = ()  #: figures that a GPU does not tell: names of a reading's fields
+    leftovers: tuple[str, ...] = ()  #: what ended trials left in use on the device, and who holds it, in words
+    overhead_bytes: int | None = None  #: what a trial's lease is larger than the cap on torch's allocator; CPU: None
     beat_at: float = 0.0  #: seconds since the epoch, by the worker's clock
 
     def to_json(self) -> dict[str, Any]:
@@ -63,6 +66,7 @@ class WorkerRecord:
         """Read a record back; keys that a newer worker added are dropped."""
         values = _known(cls, raw)
         values["running"] = tuple(RunningTrial.from_json(item) for item in values.get("running", ()))
+        values |= {name: tuple(values[name]) for name in ("unknown", "leftovers") if name in values}
         return cls(**values)
 
 

@@ -13,7 +13,7 @@ and calls ``on_event(child, event)`` from there. What comes, in this order (`eve
 
     READY                                            imports are done
     STARTED                                          after `begin`: cap and seeds are set
-    CALL, SAMPLE, STEP, HINT, RECAPPED               any number, in any order
+    CALL, SAMPLE, STEP, HINT, RECAPPED, GROW         any number, in any order
     OUTCOME | MISBEHAVED                             at most one
     LOG_OVERFLOW                                     at most once, anywhere before GONE
     EXITED, GONE                                     always, once each
@@ -104,6 +104,7 @@ class Child:
         self.log = log
         self.spawned_at_s = time.monotonic()
         self.begun_at_s: float | None = None
+        self.ending_since_s: float | None = None  #: killed, or its process gone and what it started not yet
         self.exited = False
         self.gone = False
         self._launched = launched
@@ -159,6 +160,10 @@ class Child:
         """Ask for another cap; RECAPPED tells what it has become."""
         self._send({"t": ChildFrame.RECAP, "cap_bytes": cap_bytes})
 
+    def stay(self, reason: str) -> None:
+        """Answer a wish to grow: no, and why."""
+        self._send({"t": ChildFrame.STAY, "reason": reason})
+
     def ask_stop(self) -> None:
         """Ask the objective to end: `Stopped` is raised in it. Whoever asks kills it when it does not."""
         self._control.order(b"t")
@@ -166,8 +171,13 @@ class Child:
     def kill(self) -> None:
         """Kill the trial's process; its keeper then ends the rest."""
         if not self.exited and not self._closed:
+            self._end_begins()
             self._control.order(b"k")
             self._at(time.monotonic() + KEEPER_S, self._check_keeper)
+
+    def _end_begins(self) -> None:
+        if self.ending_since_s is None:
+            self.ending_since_s = time.monotonic()
 
     def close(self) -> None:
         """Close everything at once. What still lives is killed by its keeper, which sees the end of its socket."""
@@ -283,6 +293,7 @@ class Child:
         found = self._hear(self._frames.drain())  # its outcome may still lie in the socket
         self._frames.close()
         self.exited = True
+        self._end_begins()
         code = number = None
         if status is not None:
             code, number = (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), None)

@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,17 +25,26 @@ class Launched(NamedTuple):
 
 
 def scratch_folder(state_dir: Path) -> Path:
-    """Return where the scratch directories of a host's children are made; each is named WORKER-NUMBER."""
-    return state_dir / "scratch"
+    """Return where the scratch directories of this host's children are made; each is named WORKER-NUMBER.
+
+    Hosts may share a state directory, and a pid says nothing about another host's worker.
+    """
+    return state_dir / "scratch" / socket.gethostname()
+
+
+def stale_scratch(state_dir: Path) -> Iterator[Path]:
+    """Yield what keepers that were killed have left behind: scratch directories of workers that are no more."""
+    folder = scratch_folder(state_dir)
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        worker = path.name.partition("-")[0]
+        if worker.isdigit() and not Path("/proc", worker).exists():
+            yield path
 
 
 def clear_scratch(state_dir: Path) -> None:
-    """Remove what keepers that were killed have left behind: directories of workers that are no more."""
-    folder = scratch_folder(state_dir)
-    for path in folder.iterdir() if folder.is_dir() else ():
-        worker = path.name.partition("-")[0]
-        if worker.isdigit() and not Path("/proc", worker).exists():
-            shutil.rmtree(path, ignore_errors=True)
+    """Remove scratch directories that nobody uses any more."""
+    for path in stale_scratch(state_dir):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def launch(environment: Mapping[str, str], modules: Sequence[str], scratch: str, python: str) -> Launched:

@@ -16,6 +16,7 @@ class DeviceReading:
     driver_reserved_bytes: int | None = None  #: held by the driver with no process alive
     used_bytes: int | None = None  #: by processes, the driver's part not in it; None: work by bookkeeping alone
     process_bytes: Mapping[int, int | None] = field(default_factory=dict)  #: by pid, a bonus: often empty in containers
+    foreign_pids: bool = False  #: those pids may be of another namespace, the host's: compare them with nothing
     utilisation: float | None = None  #: share of the multiprocessors that worked since the last reading, 0 to 1
     busy: float | None = None  #: share of the time in which any kernel ran; says little from two processes on
     unknown: tuple[str, ...] = ()  #: names of the fields the device did not tell
@@ -51,6 +52,10 @@ class Device(Protocol):
     @property
     def kind(self) -> str:
         """Say "cuda" or "cpu"."""
+
+    @property
+    def driver(self) -> str:
+        """Return its driver's version; "" where there is none or it is not told."""
 
     @property
     def total_bytes(self) -> int:

@@ -13,6 +13,7 @@ class BookedDevice:
     """A GPU named by what CUDA takes for it (an index in PCI order, or a UUID), with a size given by hand."""
 
     kind = "cuda"
+    driver = ""
     default_slots = 16
 
     def __init__(self, visible: str, total_bytes: int, *, threads: int, env: Mapping[str, str]) -> None:

@@ -27,6 +27,7 @@ class HostDevice:
 
     id = "cpu"
     kind = "cpu"
+    driver = ""
     label = "the CPU"
 
     def __init__(self, env: Mapping[str, str], *, slots: int | None = None, root: Path = Path("/")) -> None:

@@ -189,6 +189,7 @@ class NvmlDevice:
         self._gpm: Gpm | None = None
         self._pids: Mapping[int, int | None] = {}
         self._tells_memory, self.total_bytes = self._size(total_bytes)
+        self.driver = _driver_version()
 
     def _connect(self) -> None:
         """Fetch the handle if NVML was started anew since the last one."""
@@ -238,6 +239,7 @@ class NvmlDevice:
             driver_reserved_bytes=reserved_bytes,
             used_bytes=used_bytes,
             process_bytes=self._pids,
+            foreign_pids=not self._pids_are_ours,
             utilisation=utilisation,
             busy=busy,
             unknown=tuple(unknown),
@@ -305,6 +307,13 @@ class NvmlDevice:
 
     def child_env(self) -> dict[str, str]:
         return cuda_env(self.id, self._threads, self._env)
+
+
+def _driver_version() -> str:
+    try:
+        return str(_nvml.nvmlSystemGetDriverVersion())
+    except NVMLError:
+        return ""
 
 
 def _memory(handle: Any) -> tuple[int, int | None, int]:

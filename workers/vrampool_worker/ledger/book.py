@@ -162,13 +162,18 @@ class Ledger:
         self.earmark = earmark
         return is_news
 
+    @property
+    def earmark_words(self) -> str:
+        """Say for whom the device is kept free; empty when it is for none."""
+        return words.kept(self._label, self.earmark) if self.earmark else ""
+
     def most_bytes(self, now_s: float) -> int:
         """Return what would be free if no trial were on the device, whether it takes trials now or not."""
         return self._accounts.most_bytes(now_s)
 
     def _room_words(self, now_s: float) -> str:
         room_words = self._accounts.room_words(now_s)
-        return words.kept(self._label, self.earmark, room_words) if self.earmark else room_words
+        return f"{self.earmark_words}: {room_words}" if self.earmark else room_words
 
     def grant(self, lease_id: str, request_bytes: int | None, *, label: str, now_s: float) -> Decision:
         """Give a trial a lease, if it fits.

@@ -52,6 +52,6 @@ class Residues:
     def still(self) -> str:
         """Say why a quarantine for growth cannot be lifted yet."""
         return (
-            f"{format_bytes(self.left_bytes)} that trials left behind are still in use ({self._last}); end what holds "
-            "it, then `vrampool resume`, or restart the worker to go on without them"
+            f"{format_bytes(self.left_bytes)} that trials left behind are still in use ({self._last}); it takes trials "
+            "again when they are gone; restart the worker to go on without them"
         )
