@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 from vrampool.errors import RequestError
-from vrampool.units import MIB, format_bytes, parse_bytes
+from vrampool.memory.declared import AUTO as AUTO
+from vrampool.memory.declared import Declared, read_vram
+from vrampool.memory.declared import parse_vram as parse_vram
+from vrampool.memory.dominance import Directions, largest_of_less
+from vrampool.memory.peaks import PastPeak as PastPeak
+from vrampool.units import MIB, format_bytes
 
-AUTO = "auto"
 #: With fewer peaks than this the next trial may well be larger than all of them.
 FEW_PEAKS = 5
 _FEW_FACTOR = 1.5
@@ -18,16 +22,9 @@ _FACTOR = 1.25
 _CENSORED_FACTOR = 1.5
 #: Allocators round up, and libraries load more kernels later: never plan closer than this.
 _LEAST_MARGIN_BYTES = 256 * MIB
-
-
-class PastPeak(NamedTuple):
-    """What one earlier or running trial of the study needed, as its device saw it."""
-
-    peak_bytes: int
-    #: It ended early (failed, killed, out of memory) or retried allocations: a lower bound only. A running trial
-    #: that has reported has been through a whole round, so its peak counts as seen.
-    censored: bool = False
-    params: Mapping[str, Any] | None = None
+#: What is asked beyond a peak that trials with no larger parameters have reached, and beyond one that did not suffice.
+_MEASURED_MARGIN_BYTES = 64 * MIB
+_NOT_ENOUGH_FACTOR = 1.2
 
 
 @dataclass(frozen=True)
@@ -36,20 +33,37 @@ class Request:
 
     request_bytes: int | None  #: None: exclusive, a whole device
     reason: str  #: for people
+    predicted_bytes: int | None = None  #: peak that is expected, without margin; None: it was not predicted
+
+    def to_json(self, **more: Any) -> dict[str, Any]:
+        """Return it as it is kept on the trial (`vrampool:request`)."""
+        predicted = {} if self.predicted_bytes is None else {"predicted": self.predicted_bytes}
+        return {"bytes": self.request_bytes, "reason": self.reason, **predicted, **more}
 
 
-def parse_vram(value: Any) -> int | None:
-    """Read what a submission declares: None for "auto", else bytes.
+class Prediction(Protocol):
+    """What a model says of parameters. Bytes, the process's overhead included."""
 
-    Raises:
-        RequestError: it is neither "auto" nor a size.
-    """
-    if value is None or (isinstance(value, str) and value.strip().lower() == AUTO):
-        return None
-    try:
-        return parse_bytes(value, what="vram")
-    except RequestError as error:
-        raise RequestError(f"{error}; or 'auto', and the pool measures it") from None
+    @property
+    def middle_bytes(self) -> int: ...
+    @property
+    def upper_bytes(self) -> int: ...
+    @property
+    def outside(self) -> tuple[str, ...]: ...
+    @property
+    def margin(self) -> float: ...
+
+
+class Model(Protocol):
+    """What has been learned of a study's peaks (`vrampool.memory.learning.learned.Learned`)."""
+
+    @property
+    def directions(self) -> Directions: ...
+    @property
+    def drivers(self) -> list[str]: ...
+    @property
+    def trials(self) -> int: ...
+    def predict(self, params: Mapping[str, Any], overhead_bytes: int | None = None) -> Prediction: ...
 
 
 def check_fits(request_bytes: int | None, largest_bytes: int | None) -> None:
@@ -76,24 +90,71 @@ def next_request(
     *,
     params: Mapping[str, Any] | None = None,
     distributions: Mapping[str, Any] | None = None,
+    model: Model | None = None,
 ) -> Request:
     """Return the request of a study's next trial.
 
     Args:
-        spec_vram: What the submission declares: "auto", bytes, or text such as "6GiB".
+        spec_vram: What the submission declares: "auto", bytes, text such as "6GiB", or bounds for the prediction.
         past: Peaks of the study so far.
         overhead_bytes: What a process holds beyond what its parameters decide; the margin is not taken of it.
-        params: The planned parameters. Every trial of a study is taken for alike so far; they are given so that
-            requests can be learned from them without any caller changing.
-        distributions: Their distributions.
+        params: The planned parameters.
+        distributions: Their distributions; not needed so far.
+        model: What was learned from the peaks; None: every trial is taken for as large as the largest so far.
 
     Raises:
-        RequestError: `spec_vram` is no size.
+        RequestError: `spec_vram` cannot be read.
     """
-    declared_bytes = parse_vram(spec_vram)
-    if declared_bytes is not None:
-        return Request(declared_bytes, f"{format_bytes(declared_bytes)} declared by the submission")
+    declared = read_vram(spec_vram)
+    if declared.exact_bytes is not None:
+        return Request(declared.exact_bytes, f"{format_bytes(declared.exact_bytes)} declared by the submission")
     peaks = [PastPeak(*item) for item in past]
+    if model is None:
+        found = _largest_so_far(peaks, overhead_bytes)
+        if found.request_bytes is None and declared.most_bytes is not None:
+            words = "as much as the submission allows; its memory is measured meanwhile"
+            found = Request(declared.most_bytes, f"{format_bytes(declared.most_bytes)}, {words}")
+    else:
+        found = _predicted(model, params or {}, peaks, overhead_bytes)
+    return _within(found, declared)
+
+
+def _predicted(
+    model: Model, params: Mapping[str, Any], peaks: Iterable[PastPeak], overhead_bytes: int | None
+) -> Request:
+    prediction = model.predict(params, overhead_bytes)
+    drivers = ", ".join(model.drivers[:4])
+    reason = f"predicted {format_bytes(prediction.middle_bytes)}" + (f" from {drivers}" if drivers else "")
+    reason += f"; {model.trials} trials; margin {round(prediction.margin * 100)} %"
+    if prediction.outside:
+        reason += f"; {', '.join(prediction.outside)} beyond anything seen, so with caution"
+    asked_bytes = prediction.upper_bytes
+    measured = largest_of_less(params, peaks, model.directions)
+    if measured is not None:
+        factor = _NOT_ENOUGH_FACTOR if measured.censored and not measured.finished else 1.0
+        floor_bytes = _round(int(measured.at_least_bytes * factor) + _MEASURED_MARGIN_BYTES)
+        if floor_bytes > asked_bytes:
+            asked_bytes = floor_bytes
+            reason += f"; raised, for a trial that was no larger needed {format_bytes(measured.at_least_bytes)}"
+    return Request(asked_bytes, reason, prediction.middle_bytes)
+
+
+def _within(found: Request, declared: Declared) -> Request:
+    """Keep a request within the bounds that the submission gives."""
+    asked_bytes = found.request_bytes
+    least, most = declared.least_bytes, declared.most_bytes
+    if asked_bytes is None:
+        return found
+    if most is not None and asked_bytes > most:
+        words = f"{found.reason}; kept to the submission's bound of {format_bytes(most)}"
+        return Request(most, words, found.predicted_bytes)
+    if least is not None and asked_bytes < least:
+        words = f"{found.reason}; raised to the submission's bound of {format_bytes(least)}"
+        return Request(least, words, found.predicted_bytes)
+    return found
+
+
+def _largest_so_far(peaks: Sequence[PastPeak], overhead_bytes: int | None) -> Request:
     seen = [peak.peak_bytes for peak in peaks if not peak.censored]
     if not seen:
         # A trial that failed at its first line held next to nothing; that says nothing of the next one.
@@ -123,5 +184,8 @@ def lease_after_first_report(peak_bytes: int) -> int:
 def _above(peak_bytes: int, overhead_bytes: int | None, factor: float) -> int:
     fixed_bytes = min(overhead_bytes or 0, peak_bytes)
     scaled_bytes = fixed_bytes + int((peak_bytes - fixed_bytes) * factor)
-    bytes_ = max(scaled_bytes, peak_bytes + _LEAST_MARGIN_BYTES)
-    return -(-bytes_ // MIB) * MIB
+    return _round(max(scaled_bytes, peak_bytes + _LEAST_MARGIN_BYTES))
+
+
+def _round(number: int) -> int:
+    return -(-number // MIB) * MIB

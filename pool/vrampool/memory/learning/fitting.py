@@ -1,0 +1,103 @@
+"""Fits run in a thread of their own: whoever asks goes on with the last fit, and the newest peaks win."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from vrampool.memory.peaks import PastPeak
+
+if TYPE_CHECKING:
+    from vrampool.memory.learning.learned import Learned
+
+_log = logging.getLogger("vrampool.learning")
+
+
+def available() -> bool:
+    """Return whether scikit-learn is here. Without it requests are the largest peak so far and a margin."""
+    return importlib.util.find_spec("sklearn") is not None
+
+
+class Fitter:
+    """Learns from peaks without making anybody wait. One thread, started with the first wish; a daemon.
+
+    Args:
+        done: Called in that thread after each fit, to wake whoever waits for it.
+    """
+
+    def __init__(self, done: Callable[[], None] = lambda: None) -> None:
+        self._done = done
+        self._changed = threading.Condition()
+        self._wanted: dict[str, tuple[PastPeak, ...]] = {}
+        self._found: dict[str, Learned] = {}
+        self._fitting: str | None = None
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def want(self, key: str, peaks: Sequence[PastPeak]) -> None:
+        """Ask for a fit. One that was asked for before under the same key, and has not begun, is forgotten."""
+        with self._changed:
+            if self._closed or not available():
+                return
+            self._wanted.pop(key, None)  # so that whoever has waited longest is next
+            self._wanted[key] = tuple(peaks)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="vrampool-fit", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def latest(self, key: str) -> Learned | None:
+        """Return the newest finished fit; None while there is none."""
+        with self._changed:
+            return self._found.get(key)
+
+    def forget(self, key: str) -> None:
+        """Drop everything under the key: its submission has ended."""
+        with self._changed:
+            self._wanted.pop(key, None)
+            self._found.pop(key, None)
+            if self._fitting == key:
+                self._fitting = ""  # its result is not wanted any more
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until everything asked for is fitted; for tests and for reports. False: it took longer."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._wanted and self._fitting is None, timeout_s)
+
+    def close(self) -> None:
+        """End the thread after the fit in hand. Not waited for: it is a daemon and holds nothing."""
+        with self._changed:
+            self._closed = True
+            self._wanted.clear()
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._fitting = None
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._closed or self._wanted)
+                if self._closed:
+                    return
+                key = next(iter(self._wanted))
+                peaks = self._wanted.pop(key)
+                before = self._found.get(key)
+                self._fitting = key
+            learned = _learn(key, peaks, before)
+            with self._changed:
+                if learned is not None and self._fitting == key:
+                    self._found[key] = learned
+            self._done()
+
+
+def _learn(key: str, peaks: Sequence[PastPeak], before: Learned | None) -> Learned | None:
+    try:
+        from vrampool.memory.learning.learned import learn  # a second, the first time: scikit-learn
+
+        return learn(peaks, before=before)
+    except Exception:  # a model is a convenience: without it the pool goes on as it does without scikit-learn
+        _log.exception("the peaks of %s could not be learned from", key)
+        return None
