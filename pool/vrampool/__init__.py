@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from vrampool._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from vrampool.checkpoints import Checkpoint as Checkpoint
+    from vrampool.checkpoints import checkpoint as checkpoint
     from vrampool.errors import DeviceConflictError as DeviceConflictError
     from vrampool.errors import DeviceLostError as DeviceLostError
     from vrampool.errors import InputError as InputError
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from vrampool.settings import Settings as Settings
 
 _HOMES = {
+    "Checkpoint": "vrampool.checkpoints",
+    "checkpoint": "vrampool.checkpoints",
     "Handle": "vrampool.handle",
     "Pool": "vrampool.pool",
     "Progress": "vrampool.handle",

@@ -43,6 +43,7 @@ class Settings:
     preload: str = "torch,torch._dynamo"  #: modules a spare imports if they are installed; "" for none
     lease_ttl_s: float = 6.0  #: a worker silent for longer is taken for dead; twice this plus a beat bounds recovery
     grace_s: float = 30.0  #: after SIGTERM running trials may finish for so long
+    checkpoint_dir: Path | None = None  #: of checkpoints, best shared by all hosts; None: in the state directory
     stop_ask_s: float = 2.0  #: a child asked to stop has so long until it is killed
     age_limit_s: float = 120.0  #: a trial passed over for longer earmarks a device
     sample_s: float = 0.5  #: pause between two readings of a device

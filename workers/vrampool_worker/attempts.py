@@ -70,6 +70,7 @@ class Attempt:
     signal: int | None = None
     max_rss_bytes: int | None = None
     log_path: str | None = None
+    root: int | None = None  #: number of its root trial; set when it is handed over
     hints: list[str] = field(default_factory=list)
     dropped: str | None = None  #: not ours any more: nothing is told, for this reason
     final_state: str = ""

@@ -34,6 +34,7 @@ from vrampool.settings import Settings, load_settings
 @click.option("--objectives", type=click.Choice(["any", "import"]), help="import: refuse objectives from notebooks.")
 @click.option("--env-pass", metavar="NAMES", help="Variables that reach the trials although they look secret.")
 @click.option("--state-dir", type=click.Path(path_type=Path), help="Where logs of trials and the secret are kept.")
+@click.option("--checkpoint-dir", type=click.Path(path_type=Path), help="Where trials keep checkpoints, best shared.")
 @click.option("--secret-file", type=click.Path(path_type=Path), help="The pool's secret.")
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (default: vrampool.toml).")
 @click.option("--debug", is_flag=True, default=None, help="Show tracebacks.")

@@ -25,6 +25,7 @@ from vrampool.settings import Settings
 from vrampool.signing import Signer, open_spec
 from vrampool.storage import (
     ATTEMPT,
+    FINAL_STATES,
     REQUEST,
     Catalog,
     PlannedTrial,
@@ -228,6 +229,11 @@ class StudyDesk:
             ),
             "stop a study",
         )
+
+    def ended(self, submission_ids: Iterable[str]) -> list[str]:
+        """Return which of these submissions have ended. Those that this storage does not know are somebody else's."""
+        known = {row.id for row in self._catalog.submissions(states=FINAL_STATES)}
+        return [submission_id for submission_id in submission_ids if submission_id in known]
 
     # ---- telling -------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vrampool.health import TOUCH_S, SignOfLife
 from vrampool.queueing import Subscription
+from vrampool.storage import FINAL_STATES
 from vrampool_worker.beat import Beat
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class Listener:
                 self._obey(event)
         if any(event.get("state") == "cancelling" for event in found):
             self._loop.audit()
+        if any(event.get("state") in FINAL_STATES for event in found):
+            self._loop.checkpoints.sweep()
         if found:
             self._loop.wake()
 

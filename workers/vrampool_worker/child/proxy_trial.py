@@ -14,6 +14,7 @@ import operator
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vrampool_worker.child.import_hooks import after_import
@@ -36,9 +37,21 @@ class ProxyTrial:
     Args:
         call: Makes a call of the real trial: ``call(name, **arguments)``. Arguments and result are JSON.
         snapshot: The real trial as `TrialServer.snapshot` describes it.
+        hold: Keeps a request to stop back for as long as a block lasts.
+
+    Attributes:
+        checkpoint_place: For `vrampool.checkpoint`: the root trial's folder and the attempt's number.
+        hold_stop: For it too.
     """
 
-    def __init__(self, call: Call, snapshot: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        call: Call,
+        snapshot: dict[str, Any],
+        hold: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self.checkpoint_place: dict[str, Any] | None = snapshot.get("checkpoints")
+        self.hold_stop = hold
         self._call = call
         self._number = int(snapshot["number"])
         self._trial_id = int(snapshot.get("trial_id", -1))

@@ -101,7 +101,7 @@ class TrialRun:
         os.chdir(start.objective.workdir or self._scratch)
 
     def _call(self, objective: Callable[[Any], Any], start: ChildStart) -> Outcome:
-        trial = ProxyTrial(self._channel.call, start.trial)
+        trial = ProxyTrial(self._channel.call, start.trial, self._gate.hold)
         returned = objective(trial)
         return outcomes.from_value(returned, trial.study.n_objectives)
 
