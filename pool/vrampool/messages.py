@@ -254,6 +254,7 @@ class AttemptFacts(_Message):
     num_ooms: int = 0
     num_alloc_retries: int = 0
     device_used_before_bytes: int | None = None
+    budget_bytes: int | None = None  #: of the device, when the attempt ended
     verdict: str | None = None  #: a `Verdict`
     asked_bytes: int | None = None  #: out of memory: the allocation that failed
     type_name: str = ""

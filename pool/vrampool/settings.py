@@ -99,6 +99,14 @@ def default_state_dir(pool: str, env: Mapping[str, str]) -> Path:
     return Path(tempfile.gettempdir()) / f"vrampool-{user}" / pool
 
 
+def output_path(state_dir: Path, study_name: str, number: int) -> Path:
+    """Return where a trial's stdout and stderr are kept on the host that runs it."""
+    folder = "".join(char if char.isalnum() or char in "-_." else "_" for char in study_name)
+    if not folder.strip("."):  # a study may be called ".."
+        folder = folder.replace(".", "_") or "_"
+    return state_dir / "logs" / "trials" / folder / f"{number}.log"
+
+
 def load_settings(
     flags: Mapping[str, Any] | None = None,
     *,

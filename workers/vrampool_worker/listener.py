@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from vrampool.health import TOUCH_S, SignOfLife
 from vrampool.queueing import Subscription
+from vrampool.queueing.outputs import COMMAND
 from vrampool.storage import FINAL_STATES
 from vrampool_worker.beat import Beat
+from vrampool_worker.output_desk import LOOK_S, OutputDesk
 
 if TYPE_CHECKING:
     from vrampool_worker.worker import WorkerLoop
@@ -34,11 +36,13 @@ class Listener:
         self._events = events
         self._beat = beat
         self._end_when_idle = False
+        self._outputs = OutputDesk(loop)
         self._sign = SignOfLife(loop.settings.state_dir, "worker", loop.device.id, name=loop.name, limit_s=STUCK_S)
 
     def start(self) -> None:
         self._loop.watch(self._events.fileno(), self._hear)
         self._loop.every(TOUCH_S, self._look)
+        self._loop.every(LOOK_S, self._outputs.look)
         self._show()
 
     def close(self) -> None:
@@ -63,6 +67,9 @@ class Listener:
     def _obey(self, message: dict[str, Any]) -> None:
         """Do what a signed command says, and say so: whoever sent it repeats it until then."""
         if self._loop.name not in message.get("workers", ()):
+            return
+        if message["command"] == COMMAND:
+            self._outputs.asked(message)
             return
         command, reason = str(message["command"]), str(message.get("reason", "a command"))
         ledger = self._loop.ledger

@@ -88,6 +88,7 @@ def conclude(attempt: Attempt, place: Place) -> Conclusion:
         num_ooms=attempt.sample.num_ooms,
         num_alloc_retries=attempt.sample.num_alloc_retries,
         device_used_before_bytes=attempt.used_before_bytes,
+        budget_bytes=place.budget_bytes,
         verdict=end.verdict,
         asked_bytes=outcome.memory.get("asked_bytes"),
         type_name=outcome.type_name,

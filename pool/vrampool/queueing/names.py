@@ -46,6 +46,7 @@ class Names:
         self.releases = own + "releases"  #: ring of releases
         self.overheads = own + "overheads"  #: sorted set: "device|driver|torch" by the overhead seen there, in bytes
         self.output_prefix = own + "output:"  #: + reader's id: what a trial prints, for one who asked; kept a minute
+        self.output_prefix = own + "output:"  #: + reader's id: what a trial prints, for one who asked; kept a minute
 
     def job(self, job_id: str) -> str:
         return self.job_prefix + job_id

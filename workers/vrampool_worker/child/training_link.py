@@ -14,6 +14,10 @@ _RUNTIME = "vrampool.training.runtime"
 #: Steps that are told at once: the first says that training began, the twentieth ends the exclusive use of a device.
 _TOLD_AT_ONCE = (1, 20)
 _PAUSE_S = 1.0
+BENCHMARK_HINT = (
+    "torch.backends.cudnn.benchmark is on: trying algorithms takes memory for their workspaces (+41 % of the peak in one "
+    "run) and time for each new shape; leave it off during the search"
+)
 
 
 class TrainingLink:
@@ -55,6 +59,14 @@ class TrainingLink:
 
         apply_settings()
         runtime.attach()
+
+    def finish(self) -> None:
+        """Look, at the trial's end, for what the objective set against the advice of the pool."""
+        torch = sys.modules.get("torch")
+        if self._start.device != "cuda" or torch is None:
+            return
+        if getattr(torch.backends.cudnn, "benchmark", False):
+            self._send(ChildFrame.HINT, text=BENCHMARK_HINT)
 
     def _count_steps(self, steps: int) -> None:
         before, self._steps = self._steps, self._steps + steps

@@ -36,12 +36,15 @@ class TrialRun:
         self._channel = Channel(frames_fd, self._gate)
         self._scratch = scratch
         self._memory: child_memory.TrialMemory | None = None
+        self._training: TrainingLink | None = None
         self._ballast: bytearray | None = None
 
     def run(self) -> None:
         """Run the trial and tell its outcome. Exits where no trial comes: a spare that nobody needed."""
         start, bundle = self._wait_for_start()
         outcome = self._run_guarded(start, bundle)
+        if self._training is not None:
+            self._training.finish()
         self._channel.send(ChildFrame.OUTCOME, **outcome.to_json())
 
     def _wait_for_start(self) -> tuple[ChildStart, bytes | None]:
@@ -87,7 +90,8 @@ class TrialRun:
         self._channel.start(self._on_order)
         cap_bytes, source = memory.begin()
         child_memory.seed_everything(start.seed)
-        TrainingLink(start, send, memory.note_oom_handled).begin()
+        self._training = TrainingLink(start, send, memory.note_oom_handled)
+        self._training.begin()
         register_with_optuna()
         send(ChildFrame.STARTED, cap_bytes=cap_bytes, cap_source=source)
 

@@ -87,6 +87,19 @@ class ChildLog:
         """Return all that is kept, with a line where something is missing."""
         return bytes(self._head) + self._after_head()
 
+    def since(self, position: int) -> list[tuple[int, bytes]]:
+        """Return what is kept of the output from a position on, as pieces with the position at which each begins.
+
+        Positions count all that was printed, so a reader sees by a jump what was left out between two pieces.
+        """
+        pieces = [(position, bytes(self._head[position:]))] if position < len(self._head) else []
+        first = len(self._head) + self._dropped_bytes
+        tail = b"".join(self._tail)
+        if tail and position < first + len(tail):
+            begin = max(position, first)
+            pieces.append((begin, tail[begin - first :]))
+        return pieces
+
     def tail(self, limit_bytes: int = 2000) -> str:
         """Return the end of it as text, for a message."""
         return self.content()[-limit_bytes:].decode(errors="replace").strip()
