@@ -24,6 +24,16 @@ from vrampool.settings import Settings, load_settings
 @click.option("--vram-total", metavar="SIZE", help="The device's size, where the driver does not tell it.")
 @click.option("--max-trials", type=int, help="Trials at once on a device.")
 @click.option("--spares", type=int, help="Processes started ahead of need (default: 1).")
+@click.option("--spare-memory", metavar="SIZE", help="Host memory for more processes ahead of need (default: 10%).")
+@click.option(
+    "--start-method", type=click.Choice(["spawn", "forkserver"]), help="How trials start; forkserver for short ones."
+)
+@click.option(
+    "--concurrency", type=click.Choice(["auto", "memory"]), help="auto: no more trials than a card gains from."
+)
+@click.option(
+    "--mps", type=click.Choice(["off", "on", "auto"]), help="Share the card through NVIDIA's MPS (default: off)."
+)
 @click.option("--preload", metavar="MODULES", help="What a spare process imports (default: torch,torch._dynamo).")
 @click.option(
     "--grace", "grace_s", type=float, metavar="S", help="After SIGTERM trials may finish for so long (default: 30)."

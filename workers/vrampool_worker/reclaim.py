@@ -73,9 +73,7 @@ def find(settings: Settings, *, proc: Path = PROC, look_at_devices: bool = True)
     orphans = tuple(_orphans(proc))
     if orphans and look_at_devices:
         held = _held(settings)
-        orphans = tuple(
-            Orphan(**{**item.__dict__, "held": tuple(held.get(item.pid, {}).items())}) for item in orphans
-        )
+        orphans = tuple(Orphan(**{**item.__dict__, "held": tuple(held.get(item.pid, {}).items())}) for item in orphans)
     return Leftovers(orphans, tuple(stale_scratch(settings.state_dir)))
 
 

@@ -13,12 +13,14 @@ from typing import Any
 
 import click
 
-from vrampool.cli.options import device_options, pool_options, take_settings
+from vrampool.cli.options import pool_options, take_settings, use_options
 from vrampool.errors import VrampoolError
 from vrampool.settings import Settings, hide_password
 
 #: Checks of the data plane join here: a callable of the settings that yields (name, verdict, text).
 CHECK_GROUP = "vrampool.checks"
+#: What is tried out on the devices joins here, in the same way; it takes some of their memory for a while.
+PROOF_GROUP = "vrampool.proofs"
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,23 @@ class Check:
 
 @click.command()
 @pool_options
-@device_options
+@click.option(
+    "--gpu",
+    metavar="[WHICH]",
+    is_flag=False,
+    flag_value="all",
+    help="Also try the devices out: all, cpu, or indices or UUIDs. A trial that takes too much must fail at its cap.",
+)
+@use_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor(as_json: bool, **given: Any) -> int:
-    """Look at the system, the devices, Redis and the storage; say what is wrong and what to do."""
+    """Look at the system, the devices, Redis and the storage; say what is wrong and what to do.
+
+    With --gpu memory is over-allocated in a child of its own, which must fail at its cap while a neighbour goes on.
+    """
+    groups = [CHECK_GROUP] if given["gpu"] is None else [CHECK_GROUP, PROOF_GROUP]
     settings = take_settings(given)
-    checks = list(_checks(settings))
+    checks = list(_checks(settings, groups))
     failed = [check for check in checks if check.verdict == "fail"]
     if as_json:
         print(json.dumps({"ok": not failed, "checks": [asdict(check) for check in checks]}))
@@ -48,14 +61,14 @@ def doctor(as_json: bool, **given: Any) -> int:
     return 1 if failed else 0
 
 
-def _checks(settings: Settings) -> Iterator[Check]:
+def _checks(settings: Settings, groups: list[str]) -> Iterator[Check]:
     yield _system()
     for name, look in (("state directory", _state), ("redis", _redis), ("storage", _storage)):
         try:
             yield Check(name, "ok", look(settings))
         except VrampoolError as error:
             yield Check(name, "fail", str(error))
-    for point in importlib.metadata.entry_points(group=CHECK_GROUP):
+    for point in [point for group in groups for point in importlib.metadata.entry_points(group=group)]:
         try:
             for name, verdict, text in point.load()(settings):
                 yield Check(name, verdict, text)

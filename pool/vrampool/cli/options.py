@@ -20,11 +20,22 @@ _POOL = [
     click.option("--config", type=click.Path(path_type=Path), help="Settings file (default: vrampool.toml)."),
     click.option("--debug", is_flag=True, default=None, help="Show tracebacks."),
 ]
+_GPU = click.option("--gpu", metavar="WHICH", help="all, cpu, or indices or UUIDs with commas (default: all).")
 _DEVICE = [
-    click.option("--gpu", metavar="WHICH", help="all, cpu, or indices or UUIDs with commas (default: all)."),
     click.option("--budget", metavar="SIZE", help="Memory a device may have in use: 85%, 20GiB, bytes (default: 85%)."),
     click.option("--max-trials", type=int, help="Trials at once on a device."),
     click.option("--spares", type=int, help="Processes started ahead of need (default: 1)."),
+    click.option(
+        "--start-method",
+        type=click.Choice(["spawn", "forkserver"]),
+        help="How trials start; forkserver for short ones.",
+    ),
+    click.option(
+        "--concurrency", type=click.Choice(["auto", "memory"]), help="auto: no more trials than a card gains from."
+    ),
+    click.option(
+        "--mps", type=click.Choice(["off", "on", "auto"]), help="Share cards through NVIDIA's MPS (default: off)."
+    ),
     click.option("--preload", metavar="MODULES", help="What a spare process imports (default: torch,torch._dynamo)."),
 ]
 _SETTING_NAMES = frozenset(Settings.__dataclass_fields__)
@@ -39,6 +50,11 @@ def pool_options(function: F) -> F:
 
 def device_options(function: F) -> F:
     """Add the options that say which devices a pool that is started here uses, and how."""
+    return _GPU(use_options(function))
+
+
+def use_options(function: F) -> F:
+    """Add the options that say how devices are used."""
     for option in reversed(_DEVICE):
         function = option(function)
     return function

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from vrampool.units import format_bytes
 from vrampool_worker.devices.base import DeviceReading
 from vrampool_worker.ledger import words
+from vrampool_worker.ledger.earmarks import Earmark, room_beside
 from vrampool_worker.ledger.leases import Lease
 from vrampool_worker.ledger.overhead import Overhead
 from vrampool_worker.ledger.residues import Residues
@@ -73,8 +74,20 @@ class Accounts:
 
     def free_bytes(self, now_s: float) -> int:
         """Return what is left to be given away."""
-        others_bytes = self.strangers_bytes(now_s) + self._unclear_bytes(now_s)
-        return max(0, self._budget_bytes - self.driver_reserved_bytes - others_bytes - self._counted_bytes())
+        return max(0, self.most_bytes(now_s) - self._unclear_bytes(now_s) - self._counted_bytes())
+
+    def most_bytes(self, now_s: float) -> int:
+        """Return what would be free if no trial were on the device."""
+        return max(0, self._budget_bytes - self.driver_reserved_bytes - self.strangers_bytes(now_s))
+
+    def room_beside_bytes(self, earmark: Earmark | None, now_s: float) -> int:
+        """Return what is free for others than the trial that the device is kept free for, if there is one."""
+        free_bytes = self.free_bytes(now_s)
+        if earmark is None:
+            return free_bytes
+        most_bytes = self.most_bytes(now_s) - self._unclear_bytes(now_s)
+        held = [lease.counted_bytes for lease in self.leases.values()]
+        return min(free_bytes, room_beside(held, most_bytes, earmark.request_bytes))
 
     def strangers_bytes(self, now_s: float) -> int:
         """Return what other programs hold, as far as it concerns the budget."""
