@@ -60,6 +60,8 @@ class Chronicle:
             reason,
             offer.free_bytes // (16 * 1024**2),
             offer.idle,
+            loop.ledger.earmark,
+            0 if offer.closed else loop.memory.moves.shrinkable_bytes() // (64 * 1024**2),
             tuple((item.lease_id, item.reported and not item.exclusive) for item in running),
             tuple((item.job_id, item.execution_id) for item in loop.attempts.values()),
             tuple(loop.refused),
@@ -92,6 +94,7 @@ class Chronicle:
                 measured_bytes=loop.ledger.measured(item.lease_id),
                 since=item.started_epoch_s or time.time(),
                 peak_bytes=(loop.memory.peak(item) or None) if item.reported else None,
+                reason=loop.ledger.said(item.lease_id),
             )
             for item in loop.attempts.values()
             if item.stage is not Stage.CLOSED and not item.released
@@ -106,12 +109,16 @@ class Chronicle:
             total_bytes=loop.device.total_bytes,
             budget_bytes=loop.ledger.budget_bytes,
             free_bytes=free_bytes,
+            shrinkable_bytes=loop.memory.moves.shrinkable_bytes() if state == "ready" else 0,
             slots=loop.ledger.max_trials,
             state=state,
             reason=reason,
             running=running,
             refused=dict(loop.refused),
             versions=self._versions,
+            most_bytes=loop.ledger.most_bytes(time.monotonic()),
+            room_bytes=loop.ledger.offer(time.monotonic()).room_bytes,
+            earmark=loop.ledger.earmark.job_id if loop.ledger.earmark else "",
             unknown=loop.unknown_fields,
             leftovers=loop.releases.sentences,
             overhead_bytes=loop.ledger.overhead_bytes if loop.device.kind == "cuda" else None,

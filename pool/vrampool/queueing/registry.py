@@ -27,6 +27,7 @@ class RunningTrial:
     measured_bytes: int | None  #: None: not measured
     since: float  #: seconds since the epoch
     peak_bytes: int | None = None  #: the most it was seen to hold; only once it has reported, so has been once around
+    reason: str = ""  #: what the ledger last decided about it, in words
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Self:
@@ -52,9 +53,14 @@ class WorkerRecord:
     running: tuple[RunningTrial, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)  #: submissions it cannot run: id -> reason
     versions: dict[str, str] = field(default_factory=dict)  #: python, optuna, torch, vrampool, wire
+    most_bytes: int | None = None  #: free if no trial were on the device; None: written by an older worker
+    room_bytes: int | None = None  #: of `free_bytes`, for others than the earmark's trial; None: all of it
+    earmark: str = ""  #: the job that the device is kept free for, as far as the worker has heard
+    capabilities: tuple[str, ...] = ()  #: beside its device's kind; what a trial's `requires` is compared with
     unknown: tuple[str, ...] = ()  #: figures that a GPU does not tell: names of a reading's fields
     leftovers: tuple[str, ...] = ()  #: what ended trials left in use on the device, and who holds it, in words
     overhead_bytes: int | None = None  #: what a trial's lease is larger than the cap on torch's allocator; CPU: None
+    shrinkable_bytes: int = 0  #: what its running trials could give back for one that waits
     beat_at: float = 0.0  #: seconds since the epoch, by the worker's clock
 
     def to_json(self) -> dict[str, Any]:
@@ -66,7 +72,7 @@ class WorkerRecord:
         """Read a record back; keys that a newer worker added are dropped."""
         values = _known(cls, raw)
         values["running"] = tuple(RunningTrial.from_json(item) for item in values.get("running", ()))
-        values |= {name: tuple(values[name]) for name in ("unknown", "leftovers") if name in values}
+        values |= {name: tuple(values[name]) for name in ("unknown", "leftovers", "capabilities") if name in values}
         return cls(**values)
 
 

@@ -6,7 +6,6 @@ Times are seconds of one clock, the readings' `time.monotonic()`; not thread-saf
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 
 from vrampool.memory.requests import lease_after_first_report
@@ -14,14 +13,13 @@ from vrampool.units import MIB, format_bytes
 from vrampool_worker.devices.base import DeviceReading
 from vrampool_worker.ledger import words
 from vrampool_worker.ledger.accounts import Accounts
+from vrampool_worker.ledger.concurrency import Concurrency
 from vrampool_worker.ledger.earmarks import Earmark
-from vrampool_worker.ledger.leases import Decision, Lease, LedgerState, Offer, Release
+from vrampool_worker.ledger.leases import Decision, Lease, LedgerState, Offer, Release, kept_in_words
 from vrampool_worker.ledger.strangers import NOISE_BYTES
 
 #: Why nothing new is taken, the gravest first; also the names of the ledger's states.
 _BLOCKS = ("quarantined", "blind", "draining", "paused")
-#: Utilisation is judged by the mean of so many readings: one alone swings with the trials' phases.
-_BUSY_READINGS = 6
 #: A lease that cannot grow by so much, or by all that was asked for, does not grow.
 _LEAST_GROWTH_BYTES = 16 * MIB
 
@@ -43,7 +41,7 @@ class Ledger:
         shared: Other workers have the rest of the device: what they use of it leaves this budget alone.
         hold_s: How long the largest estimate of strangers counts.
         give_back_s: How long a dead trial's memory is awaited before it is counted as residue.
-        utilisation_bound: Above this mean share of busy multiprocessors one more trial gains nothing; None: no bound.
+        concurrency: Says how many trials at once the device gains from; None: memory and `max_trials` alone decide.
     """
 
     def __init__(
@@ -58,7 +56,7 @@ class Ledger:
         shared: bool = False,
         hold_s: float = 60.0,
         give_back_s: float = 30.0,
-        utilisation_bound: float | None = None,
+        concurrency: Concurrency | None = None,
     ) -> None:
         self.device_id = device_id
         self.total_bytes = total_bytes
@@ -67,13 +65,12 @@ class Ledger:
         self._label = label or device_id
         self._on_cpu = kind == "cpu"
         self._give_back_s = give_back_s
-        self._utilisation_bound = utilisation_bound
+        self._concurrency = concurrency
         self._accounts = Accounts(
             self._label, total_bytes, budget_bytes, on_cpu=self._on_cpu, shared=shared, hold_s=hold_s
         )
         self._leases = self._accounts.leases
         self.earmark: Earmark | None = None  #: the trial that the device is kept free for
-        self._utilisation: deque[float] = deque(maxlen=_BUSY_READINGS)
         self._blocks: dict[str, tuple[str, float | None]] = {}
         self._quarantined_for_residue = False
         self._resumes_when_gone = False
@@ -92,9 +89,15 @@ class Ledger:
             self.blind(reading.fault, now_s)
             return
         self._blocks.pop("blind", None)
-        if reading.utilisation is not None:
-            self._utilisation.append(reading.utilisation)
         self._accounts.note(reading, measured, now_s)
+        if self._concurrency is not None:
+            running = {lease.lease_id: lease.work for lease in self._leases.values() if lease.ended_at_s is None}
+            self._concurrency.observe(running, reading.utilisation, now_s)
+
+    def progressed(self, lease_id: str, count: int, now_s: float) -> None:
+        """Learn what a trial has counted so far, optimizer steps or reports: from that its speed is known."""
+        if self._concurrency is not None:
+            self._concurrency.progressed(lease_id, count, now_s)
         self._lift_if_gone()
 
     def learn_overhead(self, lease_id: str, torch_reserved_bytes: int) -> None:
@@ -150,7 +153,7 @@ class Ledger:
         if obstacle:
             return Offer(0, False, obstacle, closed=True)
         free_bytes = self._accounts.free_bytes(now_s)
-        room_bytes = self._accounts.room_beside_bytes(self.earmark, now_s)
+        room_bytes = self._accounts.room_beside_bytes(self.earmark, now_s) if self.earmark else free_bytes
         return Offer(free_bytes, not self._leases and free_bytes > 0, self._room_words(now_s), room_bytes)
 
     def keep_for(self, earmark: Earmark | None) -> bool:
@@ -167,6 +170,11 @@ class Ledger:
         """Say for whom the device is kept free; empty when it is for none."""
         return words.kept(self._label, self.earmark) if self.earmark else ""
 
+    def said(self, lease_id: str) -> str:
+        """Return what was last decided about a trial, in words; empty where there is no such lease."""
+        lease = self._leases.get(lease_id)
+        return lease.said if lease else ""
+
     def most_bytes(self, now_s: float) -> int:
         """Return what would be free if no trial were on the device, whether it takes trials now or not."""
         return self._accounts.most_bytes(now_s)
@@ -175,6 +183,7 @@ class Ledger:
         room_words = self._accounts.room_words(now_s)
         return f"{self.earmark_words}: {room_words}" if self.earmark else room_words
 
+    @kept_in_words
     def grant(self, lease_id: str, request_bytes: int | None, *, label: str, now_s: float) -> Decision:
         """Give a trial a lease, if it fits.
 
@@ -241,10 +250,8 @@ class Ledger:
             return f"{alone.label} runs alone on {self._label} until its memory is known"
         if len(self._leases) >= self.max_trials:
             return f"{self._label} runs {len(self._leases)} of at most {words.trials(self.max_trials)}"
-        bound, seen = self._utilisation_bound, self._utilisation
-        if bound is not None and self._leases and len(seen) == _BUSY_READINGS and sum(seen) / len(seen) >= bound:
-            return f"{self._label} is busy to {100 * sum(seen) / len(seen):.0f} %: one more trial would slow the others"
-        return ""
+        gains_nothing = self._concurrency.obstacle(len(self._leases)) if self._concurrency is not None else ""
+        return f"{self._label}: {gains_nothing}" if gains_nothing else ""
 
     # -- while it runs --------------------------------------------------------------------------------------------
 
@@ -264,6 +271,7 @@ class Ledger:
         known_bytes = max(peak_bytes or 0, lease.peak_bytes or 0) or self._accounts.lone_bytes()
         return min(lease.lease_bytes, lease_after_first_report(known_bytes)) if known_bytes else None
 
+    @kept_in_words
     def report_first(
         self, lease_id: str, peak_bytes: int | None, now_s: float, *, least_bytes: int = 0
     ) -> Decision:
@@ -289,6 +297,7 @@ class Ledger:
             f"runs alone no longer: its lease is {format_bytes(lease.lease_bytes)}, what it held and a margin",
         )
 
+    @kept_in_words
     def shrink(self, lease_id: str, to_bytes: int, now_s: float, *, measured_bytes: int | None = None) -> Decision:
         """Make a lease smaller, once the child has confirmed its lower cap.
 
@@ -308,6 +317,7 @@ class Ledger:
         lease.changed_at_s = now_s
         return Decision(True, lease.lease_bytes, f"gave back {format_bytes(before_bytes - lease.lease_bytes)}")
 
+    @kept_in_words
     def grow(self, lease_id: str, to_bytes: int, now_s: float) -> Decision:
         """Make a lease larger, as far as there is room; the decision says by how much."""
         lease = self._leases[lease_id]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, Concatenate, ParamSpec, Protocol
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,11 @@ class Lease:
     said: str = ""  #: the last decision about it, in words
     unexplained_before_bytes: int = 0  #: of it, what neither it nor anybody else explained
     lowest_rest_bytes: int = 0  #: the least since the grant of what the device's use is beyond all measured trials
+
+    @property
+    def work(self) -> str:
+        """Name what the trial works on, its study: trials of one study are taken to be alike."""
+        return self.label.rpartition("/")[0]
 
     @property
     def counted_bytes(self) -> int:
@@ -123,3 +133,25 @@ class LedgerState:
     driver_reserved_bytes: int
     slots: int
     leases: tuple[LeaseState, ...]
+
+
+class _Book(Protocol):
+    _leases: dict[str, Lease]
+
+
+def kept_in_words(decide: Callable[Concatenate[Any, str, P], Decision]) -> Callable[Concatenate[Any, str, P], Decision]:
+    """Have a lease remember the last decision about it that changed something, or changed nothing as was asked."""
+
+    @functools.wraps(decide)
+    def remembering(book: _Book, lease_id: str, *args: P.args, **kwargs: P.kwargs) -> Decision:
+        before = book._leases.get(lease_id)
+        before_bytes, was_alone = (before.lease_bytes, before.alone) if before else (None, None)
+        decision = decide(book, lease_id, *args, **kwargs)
+        lease = book._leases.get(lease_id)
+        if lease is not None and (
+            not decision.granted or (lease.lease_bytes, lease.alone) != (before_bytes, was_alone)
+        ):
+            lease.said = decision.reason
+        return decision
+
+    return remembering

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vrampool.units import format_bytes
+from vrampool_worker.ledger.earmarks import Earmark
 
 
 def trials(count: int) -> str:
@@ -26,6 +27,11 @@ def room(label: str, free_bytes: int, budget_bytes: int, held_by: str) -> str:
     """Say what is free: "GPU 0 has 9.1 GiB free of its 20.4 GiB (2 trials hold 10.1 GiB)"."""
     free = f"{format_bytes(free_bytes)} free" if free_bytes else "nothing free"
     return f"{label} has {free} of its {format_bytes(budget_bytes)}" + (f" ({held_by})" if held_by else "")
+
+
+def kept(label: str, earmark: Earmark) -> str:
+    """Say for whom a device is kept free: "GPU 1 is earmarked for digits/31, which waits for 14.2 GiB"."""
+    return f"{label} is earmarked for {earmark.label}, which waits for {wish(earmark.request_bytes)}"
 
 
 def wish(request_bytes: int | None) -> str:
