@@ -10,6 +10,7 @@ from vrampool.messages import EndKind, MemorySample, Outcome, SubmissionSpec, Ti
 
 if TYPE_CHECKING:
     from vrampool_worker.children.child import Child
+    from vrampool_worker.gap_watch import GapWatch
     from vrampool_worker.settlement import Conclusion
     from vrampool_worker.trial_server import TrialServer
 
@@ -30,6 +31,24 @@ class Ending:
 
     kind: EndKind
     text: str
+
+
+@dataclass(frozen=True)
+class Move:
+    """A smaller lease that a child was asked to make do with, and has not confirmed yet."""
+
+    to_bytes: int
+    cap_bytes: int  #: what the child was told
+    asked_at_s: float
+    alone: bool = False  #: it ends the trial's exclusive use of the device
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The device at the moment at which an objective ended."""
+
+    free_bytes: int | None = None
+    others: tuple[str, ...] = ()  #: who else held it, in words: "digits/3 3.1 GiB (lease 4.0 GiB)"
 
 
 @dataclass(eq=False)
@@ -56,11 +75,19 @@ class Attempt:
     used_before_bytes: int | None = None
     lease_bytes: int = 0  #: the largest it had
     lease_at_end_bytes: int = 0
-    cap_bytes: int | None = None
+    cap_bytes: int | None = None  #: as the child has last read it back
+    cap_source: str = ""  #: what enforces it, in words
+    move: Move | None = None
+    shrunk_from_bytes: int | None = None  #: the lease it had before we made it smaller; None: it has that much
+    ooms_at_shrink: int = 0  #: those that nobody caught on purpose, before that
+    refused_growth: str = ""  #: why it was not given more when it asked last
+    reports: int = 0
+    scene: Scene = field(default_factory=Scene)
     measured_peak_bytes: int = 0  #: largest the device showed of it
     measured_source: str = ""
     sample: MemorySample = field(default_factory=MemorySample)
-    steps: int = 0
+    steps: int = 0  #: of the optimizer, as the training helpers count them
+    reports: int = 0  #: intermediate values told, which count for speed where nothing counts steps
     released: bool = False  #: the memory was seen back, or given up
     exclusive: bool = False  #: its lease still is the whole device
     reported: bool = False
@@ -72,6 +99,7 @@ class Attempt:
     log_path: str | None = None
     root: int | None = None  #: number of its root trial; set when it is handed over
     hints: list[str] = field(default_factory=list)
+    gaps: GapWatch | None = None  #: since its first sample
     dropped: str | None = None  #: not ours any more: nothing is told, for this reason
     final_state: str = ""
     conclusion: Conclusion | None = None
@@ -80,6 +108,16 @@ class Attempt:
     def label(self) -> str:
         """The trial in words: "digits/12"."""
         return f"{self.ticket.study_name}/{self.ticket.number}"
+
+    @property
+    def declared(self) -> bool:
+        """True where the user has said what each trial needs: his figure is kept to."""
+        return self.spec is not None and self.spec.vram != "auto"
+
+    @property
+    def unhandled_ooms(self) -> int:
+        """Out-of-memory errors of its allocator that no helper of ours caught on purpose."""
+        return max(0, self.sample.num_ooms - self.sample.num_ooms_handled)
 
     def end_because(self, kind: EndKind, text: str) -> bool:
         """Note why this worker ends it. The first reason stays; False when there was one already."""

@@ -1,4 +1,4 @@
-"""The overhead of a device, learned once for its kind, driver and torch, and kept in the pool for every later worker."""
+"""The overhead of a device, learned once for its kind, driver and torch, and kept in the pool for later workers."""
 
 from __future__ import annotations
 

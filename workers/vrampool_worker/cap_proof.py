@@ -1,4 +1,4 @@
-"""`vrampool doctor --gpu`: a child that takes too much fails at its own cap, and its neighbour goes on. Shown, not said."""
+"""`vrampool doctor --gpu`: shows that a child which takes too much fails at its own cap, and its neighbour goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `vrampool doctor --gpu` runs in two children: one that asks for more than its lease, one that works beside it."""
+"""What `vrampool doctor --gpu` runs in two children: one that takes too much, and one that works beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does not end: memory that stays in use after its trial, named by who holds it, and processes that cannot be killed.
+"""What does not end: memory that stays in use after its trial, named by who holds it; processes that cannot be killed.
 
 Naming is for people. Nothing here is ever signalled: a pid that a driver names may be somebody else's.
 """

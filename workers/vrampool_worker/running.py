@@ -15,6 +15,7 @@ from vrampool.settings import output_path
 from vrampool_worker.attempts import Attempt, Stage
 from vrampool_worker.children.child import Child, Event, EventKind
 from vrampool_worker.desk import Opened
+from vrampool_worker.gap_watch import GapWatch, allocator_options
 from vrampool_worker.settlement import Conclusion, Place, conclude
 from vrampool_worker.trial_server import describe_error
 
@@ -137,6 +138,7 @@ class Runner:
         elif kind is EventKind.SAMPLE:
             attempt.sample = MemorySample.from_json(data)
             self._loop.memory.on_sample(attempt)
+            self._note_gap(attempt)
         elif kind is EventKind.RECAPPED:
             self._loop.memory.moves.on_recapped(attempt, data, time.monotonic())
         elif kind is EventKind.GROW:
@@ -156,6 +158,15 @@ class Runner:
             attempt.exit_code, attempt.signal = data.get("exit_code"), data.get("signal")
             attempt.max_rss_bytes = data.get("max_rss_bytes")
 
+    def _note_gap(self, attempt: Attempt) -> None:
+        if attempt.gaps is None:
+            own = attempt.spec.env if attempt.spec is not None else {}
+            attempt.gaps = GapWatch(allocator_options(own, self._loop.device.child_env()))
+        hint = attempt.gaps.note(attempt.sample, time.monotonic())
+        if hint:
+            attempt.hints.append(hint)
+            _log.info("%s: %s", attempt.label, hint)
+
     def _started(self, attempt: Attempt, data: Mapping[str, Any]) -> None:
         self._loop.ledger.confirm_started(attempt.lease_id)
         attempt.started_at_s = time.monotonic()
@@ -169,6 +180,9 @@ class Runner:
 
     def _call(self, attempt: Attempt, data: Mapping[str, Any]) -> None:
         """Answer a call of the proxy trial in the storage lane; one at a time, for a child waits for its answer."""
+        if data["name"] == "report" and not attempt.steps:
+            attempt.reports += 1
+            self._loop.ledger.progressed(attempt.lease_id, attempt.reports, time.monotonic())
         server, child = attempt.server, attempt.child
         assert server is not None and child is not None
         name, args, call_id = str(data["name"]), dict(data.get("args") or {}), data["id"]
@@ -199,6 +213,7 @@ class Runner:
 
     def _stepped(self, attempt: Attempt, steps: int) -> None:
         attempt.steps = steps
+        self._loop.ledger.progressed(attempt.lease_id, steps, time.monotonic())
         if steps >= 20 and not attempt.reported:
             attempt.reported = True
             self._loop.sampler.read_soon()

@@ -51,7 +51,8 @@ def _take(size: int) -> None:
         _State.ooms += 1
         raise OutOfMemoryError(
             f"CUDA out of memory. Tried to allocate {size / 1024**2:.2f} MiB. GPU 0 has a total capacity of "
-            f"{TOTAL_BYTES / GIB:.2f} GiB of which {TOTAL_BYTES / GIB:.2f} GiB is free. {allowed / GIB:.2f} GiB allowed; "
+            f"{TOTAL_BYTES / GIB:.2f} GiB of which {TOTAL_BYTES / GIB:.2f} GiB is free. "
+            f"{allowed / GIB:.2f} GiB allowed; "
         )
     _State.allocated += size
     _State.max_allocated = max(_State.max_allocated, _State.allocated)
