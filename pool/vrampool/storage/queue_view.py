@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Container
+from collections.abc import Container, Sequence
+from statistics import median
 
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from vrampool.storage.marks import MARK, PLAN, Mark
+from vrampool.storage.marks import MARK, OVER_GIB_ATTR, PLAN, Mark
 from vrampool.storage.planned import load_plan
 from vrampool.storage.pool_storage import PoolStorage
 from vrampool.storage.view import StorageView, copy_trial, died_unborn
@@ -34,10 +35,20 @@ class QueueView(StorageView):
         super().__init__(base)
         self._mark = mark
         self._born: FrozenTrial | None = None
+        self._again: FrozenTrial | None = None
+        self.even_constraints = False  #: every complete trial has the memory constraint, or none (`even_constraints`)
+        self.imagined: Sequence[FrozenTrial] = ()  #: shown beside the study's trials, before the one of their number
+
+    def sample_again(self, trial_id: int) -> None:
+        """Have the next `ask` sample this waiting trial anew instead of making another one."""
+        self._again = self._base.get_trial(trial_id)
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
         if template_trial is not None:
             return super().create_new_trial(study_id, template_trial)
+        if self._again is not None:
+            self._born, self._again = self._again, None
+            return self._born._trial_id
         self._born = self._base.create_waiting(study_id, {MARK: self._mark.to_json()})
         return self._born._trial_id
 
@@ -65,6 +76,10 @@ class QueueView(StorageView):
             _as_seen(trial) if trial.state in _UNFINISHED else trial
             for trial in self._base.get_all_trials(study_id, deepcopy=False)
         ]
+        if self.imagined:
+            trials = _with(trials, self.imagined)
+        if self.even_constraints:
+            trials = even_constraints(trials)
         if states is not None:
             trials = [
                 trial
@@ -83,3 +98,42 @@ def _as_seen(trial: FrozenTrial) -> FrozenTrial:
     if not trial.params:
         twin.params, twin.distributions = load_plan(trial.user_attrs.get(PLAN))
     return twin
+
+
+def _with(trials: Sequence[FrozenTrial], imagined: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """Return the trials with imagined ones, each before the trial of its number; the order of numbers is kept."""
+    before: dict[int, list[FrozenTrial]] = {}
+    for item in imagined:
+        before.setdefault(item.number, []).append(item)
+    found: list[FrozenTrial] = []
+    for trial in trials:
+        found += before.pop(trial.number, ())
+        found.append(trial)
+    return found
+
+
+def even_constraints(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """Return the trials with a memory constraint on each complete one, if any has it: the median where it is missing.
+
+    Optuna's `GPSampler` refuses to work on trials with different numbers of constraints, and a study may have trials
+    whose memory nobody measured: run by Optuna alone, or before the pool wrote this constraint.
+    """
+    known = [trial.system_attrs[OVER_GIB_ATTR] for trial in trials if _has_constraint(trial)]
+    missing = [
+        trial for trial in trials if trial.state == TrialState.COMPLETE and OVER_GIB_ATTR not in trial.system_attrs
+    ]
+    if not known or not missing:
+        return list(trials)
+    found = []
+    for trial in trials:
+        if trial.state == TrialState.COMPLETE and OVER_GIB_ATTR not in trial.system_attrs:
+            twin = copy.copy(trial)
+            twin.system_attrs = {**trial.system_attrs, OVER_GIB_ATTR: float(median(known))}
+            found.append(twin)
+        else:
+            found.append(trial)
+    return found
+
+
+def _has_constraint(trial: FrozenTrial) -> bool:
+    return trial.state == TrialState.COMPLETE and OVER_GIB_ATTR in trial.system_attrs

@@ -36,6 +36,25 @@ _BASE = sa.select(
 )
 
 
+def _question(table: sa.Table, *names: str, order: str | None = None) -> sa.Select[Any]:
+    # Built once: putting a statement together costs more than its answer. Enums stay text: finding the member for
+    # each of many rows costs more than reading it.
+    columns = [
+        sa.type_coerce(table.c[name], sa.String) if isinstance(table.c[name].type, sa.Enum) else table.c[name]
+        for name in names
+    ]
+    question = sa.select(table.c.trial_id, *columns).where(table.c.trial_id.in_(sa.bindparam("ids", expanding=True)))
+    return question if order is None else question.order_by(table.c[order])
+
+
+_ONE = _BASE.where(_trials.c.trial_id == sa.bindparam("trial_id"))
+_PARAMS = _question(_params, "param_name", "param_value", "distribution_json", order="param_id")
+_VALUES = _question(_values, "value", "value_type", order="objective")
+_REPORTS = _question(_reports, "step", "intermediate_value", "intermediate_value_type")
+_USER_ATTRS = _question(_user_attrs, "key", "value_json")
+_SYSTEM_ATTRS = _question(_system_attrs, "key", "value_json")
+
+
 def read_trials(
     session: Session,
     study_id: int,
@@ -69,7 +88,7 @@ def read_trials(
 
 def read_trial(session: Session, trial_id: int) -> FrozenTrial:
     """Return one trial; raises KeyError when there is none with this id."""
-    found = _with_details(session, list(session.execute(_BASE.where(_trials.c.trial_id == trial_id))))
+    found = _with_details(session, list(session.execute(_ONE, {"trial_id": trial_id})))
     if not found:
         raise KeyError(f"there is no trial with id {trial_id}")
     return found[0]
@@ -95,21 +114,17 @@ def _with_details(session: Session, rows: Sequence[Any]) -> list[FrozenTrial]:
     ids = [row.trial_id for row in rows]
     params: dict[int, dict[str, Any]] = defaultdict(dict)
     distributions: dict[int, dict[str, BaseDistribution]] = defaultdict(dict)
-    for trial_id, name, value, text in _details(
-        session, ids, _params, "param_name", "param_value", "distribution_json", order="param_id"
-    ):
+    for trial_id, name, value, text in _details(session, ids, _PARAMS):
         distribution = _distribution(text)
         distributions[trial_id][name] = distribution
         params[trial_id][name] = distribution.to_external_repr(value)
     values: dict[int, list[float]] = defaultdict(list)
-    for trial_id, value, kind in _details(session, ids, _values, "value", "value_type", order="objective"):
+    for trial_id, value, kind in _details(session, ids, _VALUES):
         values[trial_id].append(_SPECIAL.get(kind, value))
     reports: dict[int, dict[int, float]] = defaultdict(dict)
-    for trial_id, step, value, kind in _details(
-        session, ids, _reports, "step", "intermediate_value", "intermediate_value_type"
-    ):
+    for trial_id, step, value, kind in _details(session, ids, _REPORTS):
         reports[trial_id][step] = value if kind == "FINITE" else _SPECIAL[kind]
-    attrs = {table: _attrs(session, ids, table) for table in (_user_attrs, _system_attrs)}
+    user_attrs, system_attrs = _attrs(session, ids, _USER_ATTRS), _attrs(session, ids, _SYSTEM_ATTRS)
     return [
         FrozenTrial(
             number=row.number,
@@ -120,8 +135,8 @@ def _with_details(session: Session, rows: Sequence[Any]) -> list[FrozenTrial]:
             datetime_complete=_local(row.datetime_complete),
             params=params[row.trial_id],
             distributions=distributions[row.trial_id],
-            user_attrs=attrs[_user_attrs][row.trial_id],
-            system_attrs=attrs[_system_attrs][row.trial_id],
+            user_attrs=user_attrs[row.trial_id],
+            system_attrs=system_attrs[row.trial_id],
             intermediate_values=reports[row.trial_id],
             trial_id=row.trial_id,
         )
@@ -129,27 +144,17 @@ def _with_details(session: Session, rows: Sequence[Any]) -> list[FrozenTrial]:
     ]
 
 
-def _attrs(session: Session, ids: Sequence[int], table: sa.Table) -> dict[int, dict[str, Any]]:
+def _attrs(session: Session, ids: Sequence[int], question: sa.Select[Any]) -> dict[int, dict[str, Any]]:
     found: dict[int, dict[str, Any]] = defaultdict(dict)
-    for trial_id, key, text in _details(session, ids, table, "key", "value_json"):
+    for trial_id, key, text in _details(session, ids, question):
         found[trial_id][key] = json.loads(text)
     return found
 
 
-def _details(
-    session: Session, ids: Sequence[int], table: sa.Table, *names: str, order: str | None = None
-) -> Iterator[Any]:
-    """Yield (trial id, columns...) of all rows of a table that belong to trials, as the database holds them."""
-    # Enums stay text: looking up the member for each of many rows costs more than reading it.
-    columns = [
-        sa.type_coerce(table.c[name], sa.String) if isinstance(table.c[name].type, sa.Enum) else table.c[name]
-        for name in names
-    ]
-    question = sa.select(table.c.trial_id, *columns)
-    if order is not None:
-        question = question.order_by(table.c[order])
+def _details(session: Session, ids: Sequence[int], question: sa.Select[Any]) -> Iterator[Any]:
+    """Yield (trial id, columns...) of all rows that belong to trials, as the database holds them."""
     for portion in _portions(ids):
-        yield from session.execute(question.where(table.c.trial_id.in_(portion)))
+        yield from session.execute(question, {"ids": portion})
 
 
 def _portions(ids: Sequence[int]) -> Iterable[Sequence[int]]:

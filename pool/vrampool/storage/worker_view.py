@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import datetime
 import json
+import math
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,6 +59,7 @@ class WorkerView(StorageView):
         self._max_age_s = max_age_s
         self._clock = clock
         self._held: dict[int, _Held] = {}
+        self._study_attrs: dict[tuple[int, str], tuple[dict[str, Any], float]] = {}
         self._snapshots: dict[int, _Snapshot] = {}
         self._fresh = False
         self._told: FrozenTrial | None = None
@@ -105,8 +107,17 @@ class WorkerView(StorageView):
         self._snapshots.clear()
         return super().create_new_study(directions, study_name)
 
+    def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
+        self._study_attrs.clear()
+        super().set_study_user_attr(study_id, key, value)
+
+    def set_study_system_attr(self, study_id: int, key: str, value: JSONSerializable) -> None:
+        self._study_attrs.clear()
+        super().set_study_system_attr(study_id, key, value)
+
     def delete_study(self, study_id: int) -> None:
         super().delete_study(study_id)
+        self._study_attrs.clear()
         self._snapshots.clear()
         self._held = {key: held for key, held in self._held.items() if held.study_id != study_id}
 
@@ -195,6 +206,21 @@ class WorkerView(StorageView):
             self._snapshots.clear()
 
     # ---- reading ------------------------------------------------------------------------------------
+
+    def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
+        return self._attrs_of(study_id, "user", super().get_study_user_attrs)
+
+    def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
+        return self._attrs_of(study_id, "system", super().get_study_system_attrs)
+
+    def _attrs_of(self, study_id: int, kind: str, read: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+        """Return a study's attributes, as old as other trials may be: every trial that begins asks for both kinds."""
+        now_s = self._clock()
+        attrs, read_at_s = self._study_attrs.get((study_id, kind), ({}, -math.inf))
+        if self._fresh or now_s - read_at_s >= self._max_age_s:
+            attrs = read(study_id)
+            self._study_attrs[study_id, kind] = attrs, now_s
+        return copy.deepcopy(attrs)
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
         told, self._told = self._told, None
