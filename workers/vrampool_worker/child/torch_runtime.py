@@ -23,8 +23,13 @@ from collections.abc import Callable
 from typing import Any
 
 from vrampool.messages import ChildFrame, MemorySample
+from vrampool_worker.child.allocator_guard import guard_allocator
+from vrampool_worker.child.growing import ANSWER_S, Growing
+from vrampool_worker.child.oom_log import OomLog
 
 Send = Callable[..., None]
+#: Called with the cap asked for, the one in force, the bytes given back for it, and what the allocator holds.
+Answer = Callable[[int, int, int, int | None], None]
 
 
 class TorchRuntime:
@@ -41,7 +46,9 @@ class TorchRuntime:
         self._applied = False
         self._interval_s = interval_s
         self._send = send
-        self._wanted: tuple[int, Callable[[int, int], None]] | None = None
+        self._wanted: tuple[int, Answer] | None = None
+        self._growing = Growing(lambda held, cap: send(ChildFrame.GROW, held_bytes=held, cap_bytes=cap))
+        self._ooms = OomLog(self._torch)
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._max_reserved_bytes = 0
@@ -77,6 +84,7 @@ class TorchRuntime:
         try:
             self._set(self._fraction(self._device_bytes()))
             self._applied = True
+            self._ooms.attach()
         except Exception as error:
             print(f"vrampool: the memory cap could not be set: {error}", file=sys.stderr)
         self._wake.set()
@@ -110,6 +118,12 @@ class TorchRuntime:
         for name in ("reset_peak_memory_stats", "reset_accumulated_memory_stats"):
             if hasattr(cuda, name):
                 self._replace(name, functools.partial(self._reset_after_sample, name))
+        guard_allocator(self._torch, self._apply_again)
+
+    def _apply_again(self) -> None:
+        if self.active:
+            with self._lock:
+                self._apply()
 
     def _replace(self, name: str, call: Callable[..., Any]) -> None:
         cuda = self._torch.cuda
@@ -141,10 +155,6 @@ class TorchRuntime:
         self._torch.cuda.init()  # the call that is guarded does so anyway
         return self._device_bytes()
 
-    def forget_peak_at_reset(self) -> None:
-        """Let the next reset of the peak be a real one: a helper has undone what led to it."""
-        self._forget_peak = True
-
     def _reset_after_sample(self, name: str, original: Callable[..., Any], device: Any = None) -> Any:
         if self.active:
             stats = self._read()
@@ -158,26 +168,38 @@ class TorchRuntime:
 
     # ---- recap and samples ---------------------------------------------------------------------------
 
-    def recap(self, cap_bytes: int, answer: Callable[[int, int], None]) -> None:
-        """Leave word for the sampling thread to change the cap; `answer(cap, freed)` is called by it when done."""
+    def recap(self, cap_bytes: int, answer: Answer) -> None:
+        """Leave word for the sampling thread to change the cap; it calls `answer` when that is done."""
         self._wanted = (cap_bytes, answer)
         self._wake.set()
 
-    def _recap(self, cap_bytes: int, answer: Callable[[int, int], None]) -> None:
-        freed_bytes = 0
+    def _recap(self, asked_bytes: int, answer: Answer) -> None:
+        cap_bytes, freed_bytes = asked_bytes, 0
+        held_bytes: int | None = None
         with self._lock:
             if self.active:
                 if cap_bytes < (self._cap_bytes or self._total_bytes):
                     before = int(self._torch.cuda.memory_reserved(0))
                     self._torch.cuda.empty_cache()
-                    held = int(self._torch.cuda.memory_reserved(0))
-                    freed_bytes = max(0, before - held)
-                    cap_bytes = max(cap_bytes, held)  # it may have grown since the worker looked
+                    held_bytes = int(self._torch.cuda.memory_reserved(0))
+                    freed_bytes = max(0, before - held_bytes)
+                    cap_bytes = max(cap_bytes, held_bytes)  # it may have grown since the worker looked
                 self._cap_bytes = cap_bytes
                 self._apply()
+                held_bytes = int(self._torch.cuda.memory_reserved(0))
             else:
                 self._cap_bytes = cap_bytes
-        answer(self.cap_bytes() or cap_bytes, freed_bytes)
+        answer(asked_bytes, self.cap_bytes() or cap_bytes, freed_bytes, held_bytes)
+        self._growing.granted()
+
+    def ask_if_short(self) -> None:
+        """Ask for a larger cap if this one is nearly reached, and wait a moment for it. For the training thread."""
+        if self._cap_bytes is not None and self.active:
+            self._growing.look(int(self._torch.cuda.memory_reserved(0)), self._cap_bytes, wait_s=ANSWER_S)
+
+    def stay(self) -> None:
+        """There is no more to be had."""
+        self._growing.refused()
 
     def _read(self) -> dict[str, Any]:
         stats: dict[str, Any] = self._torch.cuda.memory_stats_as_nested_dict(0)
@@ -199,7 +221,19 @@ class TorchRuntime:
             num_alloc_retries=self._retries_before + int(stats.get("num_alloc_retries", 0)),
             cap_bytes=self.cap_bytes(),
             cuda_initialized=True,
+            **self._ooms.last(),
         )
+
+    def note_ooms_handled(self, handled: int, count: int) -> int:
+        """Take note that a helper caught some more on purpose; return how many the allocator knows of in all.
+
+        A library's own error is none of the allocator's: counted, it would hide one that comes later.
+        """
+        ooms = self._ooms_before + int(self._read().get("num_ooms", 0)) if self.active else 0
+        known = min(handled + count, ooms)
+        self._ooms.forget(known - handled)
+        self._forget_peak = True  # the next reset of the peak is a real one: what led to it was undone
+        return known
 
     def _watch(self) -> None:
         while True:
@@ -218,7 +252,10 @@ class TorchRuntime:
         if self.active:
             with self._lock:
                 self._keep_cap()
-            self._send(ChildFrame.SAMPLE, **self.sample().to_json())
+            sample = self.sample()
+            self._send(ChildFrame.SAMPLE, **sample.to_json())
+            if self._cap_bytes is not None:
+                self._growing.look(sample.torch_reserved_bytes or 0, self._cap_bytes)
 
 
 def _amount(stats: dict[str, Any], kind: str, which: str) -> int:
