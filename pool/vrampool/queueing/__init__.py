@@ -9,7 +9,7 @@ from vrampool.queueing.connection import TransientRedisError, connect
 from vrampool.queueing.demand import Demand
 from vrampool.queueing.events import Events, Subscription
 from vrampool.queueing.executions import JobOutcome, begin, finish, give_back, renew
-from vrampool.queueing.history import History
+from vrampool.queueing.history import History, ReleaseSummary, summarise
 from vrampool.queueing.job_queue import JobQueue, WaitingJob
 from vrampool.queueing.jobs import SignedSerializer
 from vrampool.queueing.leadership import Leadership
@@ -30,11 +30,12 @@ __all__ = [
     "Leadership",
     "Liveness",
     "Offer",
-    "Overheads",
     "Outputs",
+    "Overheads",
     "Piece",
     "Registry",
     "RunningTrial",
+    "ReleaseSummary",
     "SignedSerializer",
     "StaleLeaderError",
     "Subscription",
@@ -51,5 +52,6 @@ __all__ = [
     "open_taken",
     "put_back",
     "renew",
+    "summarise",
     "take",
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import redis
@@ -15,6 +17,41 @@ SAMPLES_KEPT = 3_600
 RELEASES_KEPT = 10_000
 #: A ring nobody writes to ends by itself.
 KEPT_S = 7 * 24 * 3600
+
+
+@dataclass(frozen=True)
+class ReleaseSummary:
+    """What the last trials of a device left behind: the proof that its memory comes back. Bytes, seconds."""
+
+    count: int  #: of trials whose end was watched
+    last_back_s: float  #: from the end of the last one's processes until its memory was seen back, or given up
+    most_back_s: float
+    last_residue_bytes: int | None  #: None: the device does not tell its memory
+    most_residue_bytes: int | None
+    left_behind: int  #: trials of which something stayed in use
+
+
+#: What an NVIDIA driver rounds and frees late is no residue.
+NOISE_BYTES = 64 * 1024**2
+
+
+def summarise(releases: Iterable[Mapping[str, Any]]) -> dict[str, ReleaseSummary]:
+    """Sum up releases, oldest first, by device."""
+    by_device: dict[str, list[Mapping[str, Any]]] = {}
+    for release in releases:
+        by_device.setdefault(str(release["device_id"]), []).append(release)
+    found = {}
+    for device_id, items in by_device.items():
+        residues = [int(item["residue_bytes"]) for item in items if item.get("residue_bytes") is not None]
+        found[device_id] = ReleaseSummary(
+            count=len(items),
+            last_back_s=float(items[-1]["back_s"]),
+            most_back_s=max(float(item["back_s"]) for item in items),
+            last_residue_bytes=items[-1].get("residue_bytes"),
+            most_residue_bytes=max(residues, default=None),
+            left_behind=sum(size > NOISE_BYTES for size in residues),
+        )
+    return found
 
 
 class History:
