@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 from vrampool.cli.manage import running_pool
 from vrampool.cli.options import pool_options, take_settings
 from vrampool.errors import InputError
+from vrampool.memory.declared import read_vram
 from vrampool.units import format_bytes
 
 
@@ -21,10 +23,15 @@ def status(study_name: str | None, as_json: bool, **given: Any) -> int:
     """Show devices, studies and waiting trials; with STUDY_NAME its trials too."""
     from rich.console import Console
 
+    from vrampool.cli.memory_notes import RELEASES_SHOWN, device_notes
     from vrampool.cli.output import device_view, summary, to_json, trial_table
+    from vrampool.queueing import History, summarise
+    from vrampool.waiting import why_each_waits
 
     pool = running_pool(take_settings(given))
     devices, waiting = pool.devices(), pool.queue()
+    reasons = why_each_waits(waiting, devices)
+    releases = summarise(History(pool.connection, pool.settings.pool).releases(limit=RELEASES_SHOWN))
     handles = [pool.attach(study_name)] if study_name else pool.handles()[-10:]
     if as_json:
         studies = [summary(handle, wall_s=0.0) if study_name else _study(handle) for handle in handles]
@@ -33,7 +40,8 @@ def status(study_name: str | None, as_json: bool, **given: Any) -> int:
                 {
                     "devices": [asdict(item) for item in devices],
                     "studies": studies,
-                    "waiting": [asdict(w) for w in waiting],
+                    "waiting": [asdict(job) | {"reason": reasons[job.job_id]} for job in waiting],
+                    "releases": {device: asdict(item) for device, item in releases.items()},
                 }
             )
         )
@@ -43,13 +51,16 @@ def status(study_name: str | None, as_json: bool, **given: Any) -> int:
         console.print("no worker is running: start one with `vrampool worker --gpu all`", style="yellow")
     for device in devices:
         console.print(device_view(device))
+        if device.state == "ready" and device.reason:
+            console.print(f"    {device.reason}", markup=False, style="dim")
+        for note in device_notes(device, releases.get(device.device_id)):
+            console.print(f"    {note}", markup=False, highlight=False, style="dim")
     for handle in handles:
         console.print(repr(handle).strip("<>").removeprefix("vrampool "), markup=False)
         if study_name:
             console.print(trial_table(summary(handle, wall_s=0.0)["trials"]))
     for job in waiting:
-        asked = "a whole device" if job.vram_bytes is None else format_bytes(job.vram_bytes)
-        console.print(f"waits: trial {job.number} for {asked}", markup=False)
+        console.print(f"{job.study}/{job.number} {reasons[job.job_id]}", markup=False)
     return 0
 
 
@@ -97,8 +108,40 @@ def why(study_name: str, number: int | None, **given: Any) -> int:
     asked = format_bytes(request.get("bytes")) if request.get("bytes") else "a whole device"
     print(f"asks for {asked}: {request.get('reason', 'not sized yet')}")
     if trial.state.name == "WAITING":
-        _print_room(handle, pool)
+        print(_why_waits(trial, pool))
+    elif trial.state.name == "RUNNING":
+        for line in _where_it_runs(study_name, number, pool):
+            print(line)
     return 0
+
+
+def _why_waits(trial: Any, pool: Any) -> str:
+    """Say why a trial has not started: over all devices, or that it is on its way between two hands."""
+    from vrampool.storage import mark_of
+    from vrampool.waiting import NO_WORKER, why_each_waits
+
+    devices, waiting = pool.devices(), pool.queue()
+    mark = mark_of(trial)
+    if mark is None:
+        return "it was enqueued by hand and belongs to no submission yet: the next submission of its study adopts it"
+    for job in waiting:
+        if (job.submission_id, job.number) == (mark.submission, trial.number):
+            return why_each_waits(waiting, devices)[job.job_id]
+    if not devices:
+        return NO_WORKER
+    return "it is in no list: a worker has just taken it, or the coordinator enqueues it again within seconds"
+
+
+def _where_it_runs(study_name: str, number: int, pool: Any) -> Iterator[str]:
+    """Say on which device a trial runs, with which lease, and what the ledger decided last about it."""
+    for device in pool.devices():
+        for item in device.running:
+            if (item.study, item.number) == (study_name, number):
+                holds = f", holds {format_bytes(item.measured_bytes)}" if item.measured_bytes is not None else ""
+                lease = f"its lease is {format_bytes(item.lease_bytes)}{holds}"
+                yield f"runs on {device.device_name} of {device.host} (worker {device.name}): {lease}"
+                if item.reason:
+                    yield item.reason
 
 
 def _why_study(handle: Any, pool: Any) -> None:
@@ -110,15 +153,13 @@ def _why_study(handle: Any, pool: Any) -> None:
     for line, count in handle.failures().items():
         print(f"{count} failed: {line}")
     if not progress.final:
-        vram = handle.spec.vram
-        asked = "what was measured of it so far" if vram == "auto" else format_bytes(vram)
-        print(f"each trial asks for {asked}")
+        print(f"each trial asks for {read_vram(handle.spec.vram)}")
         _print_room(handle, pool)
 
 
 def _print_room(handle: Any, pool: Any) -> None:
     for device in pool.devices():
-        print(f"{device.device_name}: {device.state}, {format_bytes(device.free_bytes)} free; {device.reason}")
+        print(f"{device.device_name} of {device.host}: {device.state}; {device.reason}")
     reason = handle.without_worker()
     if reason:
         print(reason)

@@ -44,9 +44,10 @@ for index = from, to, step do
     end
     redis.call('ZREM', KEYS[6], job.id)
     redis.call('ZREM', KEYS[7], job.id)
-    local since = redis.call('HGET', key, 'queued_at_ms')
+    local since, passed = unpack(redis.call('HMGET', key, 'queued_at_ms', 'passed_ms'), 1, 2)
     redis.call('DEL', key, executions, results_prefix .. job.id)
     redis.call('HSET', key, 'queued_at_ms', since or now_ms, unpack(ARGV, job.first, job.last))
+    if passed then redis.call('HSET', key, 'passed_ms', passed) end -- it has waited since then all the same
     if not listed then
       redis.call(ARGV[2] == 'front' and 'LPUSH' or 'RPUSH', waiting, job.id)
     end

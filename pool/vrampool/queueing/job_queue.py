@@ -36,6 +36,10 @@ class WaitingJob:
     avoid: tuple[str, ...] = ()  #: devices it avoids until `avoid_until`
     avoid_until: float = 0.0
     refused_by: tuple[str, ...] = ()  #: workers that gave it back for good
+    study: str = ""  #: its study's name; not signed, for people only
+    waits_s: float = 0.0  #: since `queued_at`, when this was read
+    passed_over_s: float | None = None  #: since a device that could hold it had no room; None: none had to pass it over
+    earmarked_by: str = ""  #: the worker whose device is kept free for it
 
 
 class JobQueue:
@@ -166,10 +170,18 @@ class JobQueue:
         """Return what waits, in order. Round trips: 2."""
         ids = [as_text(job_id) for job_id in self._connection.lrange(self._names.waiting, 0, -1)]
         with self._connection.pipeline(transaction=False) as pipeline:
+            pipeline.time()
+            pipeline.hgetall(self._names.earmarks)
             for job_id in ids:
                 pipeline.hmget(self._names.job(job_id), _WAITING_FIELDS)
-            rows = pipeline.execute()
-        return [_waiting_job(job_id, row) for job_id, row in zip(ids, rows, strict=True) if row[0] is not None]
+            (seconds, micros), earmarks, *rows = pipeline.execute()
+        now = seconds + micros / 1e6
+        marked = {value.decode().partition(" ")[2]: worker.decode() for worker, value in earmarks.items()}
+        return [
+            _waiting_job(job_id, row, now, marked.get(job_id, ""))
+            for job_id, row in zip(ids, rows, strict=True)
+            if row[0] is not None
+        ]
 
     @talks_to_redis
     def known(self, job_ids: Iterable[str]) -> set[str]:
@@ -195,22 +207,28 @@ class JobQueue:
 
 
 _WAITING_FIELDS = ["submission", "number", "vram_bytes", "queued_at_ms", "requires", "avoid", "avoid_ms", "refused_by"]
+_WAITING_FIELDS += ["description", "passed_ms"]
 
 
-def _waiting_job(job_id: str, row: Sequence[bytes | None]) -> WaitingJob:
-    submission, number, vram_bytes, queued_at_ms, requires, avoid, avoid_ms, refused_by = (
-        value.decode() if value is not None else "" for value in row
+def _waiting_job(job_id: str, row: Sequence[bytes | None], now: float, earmarked_by: str) -> WaitingJob:
+    submission, number, vram_bytes, queued_at_ms, requires, avoid, avoid_ms, refused_by, description, passed_ms = (
+        value.decode(errors="replace") if value is not None else "" for value in row
     )
+    queued_at = int(queued_at_ms or 0) / 1000
     return WaitingJob(
         job_id=job_id,
         submission_id=submission,
         number=int(number or -1),
         vram_bytes=None if int(vram_bytes or EXCLUSIVE) == EXCLUSIVE else int(vram_bytes),
-        queued_at=int(queued_at_ms or 0) / 1000,
+        queued_at=queued_at,
         requires=_words(requires),
         avoid=_words(avoid),
         avoid_until=(int(queued_at_ms or 0) + int(avoid_ms or 0)) / 1000,
         refused_by=_words(refused_by),
+        study=description.rpartition("/")[0],
+        waits_s=max(0.0, now - queued_at),
+        passed_over_s=max(0.0, now - int(passed_ms) / 1000) if passed_ms else None,
+        earmarked_by=earmarked_by,
     )
 
 

@@ -63,6 +63,16 @@ class WorkerRecord:
     shrinkable_bytes: int = 0  #: what its running trials could give back for one that waits
     beat_at: float = 0.0  #: seconds since the epoch, by the worker's clock
 
+    @property
+    def open_bytes(self) -> int:
+        """Return what a new trial could have: what is free, and what running ones give back once somebody waits.
+
+        On a device that is kept free for a trial it is less: what does not delay that one.
+        """
+        if self.earmark and self.room_bytes is not None:
+            return self.room_bytes
+        return self.free_bytes + self.shrinkable_bytes
+
     def to_json(self) -> dict[str, Any]:
         """Return the record as a dict that `json.dumps` takes."""
         return dataclasses.asdict(self)

@@ -1,0 +1,144 @@
+"""Why a trial waits, in one sentence over all devices of the pool. Pure.
+
+::
+
+    waits for 14.2 GiB: GPU 0 has 9.1 GiB free, GPU 1 is earmarked for digits/31
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from vrampool.queueing import WaitingJob, WorkerRecord
+from vrampool.queueing.taking import WINDOW
+from vrampool.units import format_bytes
+
+#: Devices of which something of their own is said; of more than that nobody reads.
+_MOST = 8
+
+NO_WORKER = "no worker is running: start one with `vrampool worker --gpu all` (or `--gpu cpu`)"
+
+
+def why_each_waits(jobs: Sequence[WaitingJob], workers: Sequence[WorkerRecord]) -> dict[str, str]:
+    """Say of each trial why it waits.
+
+    Args:
+        jobs: All that wait, in their order (`JobQueue.waiting`).
+        workers: The records of all live workers (`Registry.workers`).
+
+    Returns:
+        A sentence by job id.
+    """
+    labels = device_labels(workers)
+    by_id = {job.job_id: job for job in jobs}
+    return {job.job_id: _sentence(job, place, workers, labels, by_id) for place, job in enumerate(jobs, start=1)}
+
+
+def device_labels(workers: Sequence[WorkerRecord]) -> dict[str, str]:
+    """Name each worker's device as shortly as the pool allows, by worker: "GPU 0", or "GPU 0 of node7"."""
+    short = {worker.name: _short(worker) for worker in workers}
+    twice = {label for label, count in Counter(short.values()).items() if count > 1}
+    labels = {
+        worker.name: f"{short[worker.name]} of {worker.host}" if short[worker.name] in twice else short[worker.name]
+        for worker in workers
+    }
+    twice = {label for label, count in Counter(labels.values()).items() if count > 1}  # a device that is shared
+    return {name: f"{label} ({name})" if label in twice else label for name, label in labels.items()}
+
+
+def _sentence(
+    job: WaitingJob,
+    place: int,
+    workers: Sequence[WorkerRecord],
+    labels: Mapping[str, str],
+    by_id: Mapping[str, WaitingJob],
+) -> str:
+    wish = "a device of its own" if job.vram_bytes is None else format_bytes(job.vram_bytes)
+    if not workers:
+        return f"waits for {wish}: {NO_WORKER}"
+    told = sorted((_about(job, worker, labels[worker.name], by_id) for worker in workers), key=lambda item: item[0])
+    parts = [text for _, text in told[:_MOST]]
+    if len(told) > _MOST:
+        parts.append(f"and {len(told) - _MOST} more devices cannot take it now either")
+    text = f"waits for {wish}: {', '.join(parts)}"
+    if all(rank >= _NEVER for (rank, _), _ in told):
+        text += "; no device of the pool can run it as it is"
+    elif place > WINDOW:
+        text += f"; it is number {place} in line, and devices look at the first {WINDOW}"
+    elif job.passed_over_s is not None and not job.earmarked_by:
+        text += f"; passed over for {job.passed_over_s:.0f} s"
+    return text
+
+
+#: From this rank on a device will not run the trial, however long it waits.
+_NEVER = 10
+
+_Rank = tuple[int, int]
+
+
+def _about(job: WaitingJob, worker: WorkerRecord, label: str, by_id: Mapping[str, WaitingJob]) -> tuple[_Rank, str]:
+    """Say what one device has against the trial, and how near it is to taking it: the nearest is named first."""
+    never = _why_never(job, worker, label)
+    if never:
+        return (_NEVER, 0), never
+    if worker.state != "ready":
+        return (5, 0), _said(worker, label) or f"{label} is {worker.state}"
+    away_s = job.avoid_until - (job.queued_at + job.waits_s)
+    if worker.device_id in job.avoid and away_s > 0:
+        return (4, 0), f"{label} is avoided for {away_s:.0f} s more, as its memory ran out there"
+    if job.earmarked_by == worker.name:
+        return (0, 0), f"{label} is earmarked for it and {_room(worker)} so far"
+    if worker.earmark and worker.earmark != job.job_id:
+        other = by_id.get(worker.earmark)
+        if other is not None and not _fits(job, worker.open_bytes, idle=False):
+            return (2, 0), f"{label} is earmarked for {_name(other, job)}"
+    if _fits(job, worker.free_bytes, idle=not worker.running):
+        return (1, 0), f"{label} has room for it"
+    if job.vram_bytes is None:
+        return (3, len(worker.running)), f"{label} {_room(worker) if not worker.running else _trials(worker)}"
+    if job.vram_bytes > (worker.budget_bytes if worker.most_bytes is None else worker.most_bytes):
+        return (4, 1), f"{label} has only {format_bytes(worker.most_bytes)} beside what other programs hold"
+    if not worker.free_bytes and worker.reason:
+        return (3, 0), _said(worker, label)
+    return (3, -worker.free_bytes), f"{label} {_room(worker)}"
+
+
+def _why_never(job: WaitingJob, worker: WorkerRecord, label: str) -> str:
+    refused = worker.refused.get(job.submission_id)
+    if refused:
+        return f"{label} cannot run it ({refused})"
+    if worker.name in job.refused_by:
+        return f"{label} gave it back for good"
+    lacks = [word for word in job.requires if word not in (worker.device_kind, *worker.capabilities)]
+    if lacks:
+        return f"{label} lacks {' and '.join(lacks)}"
+    if job.vram_bytes is not None and job.vram_bytes > worker.budget_bytes:
+        return f"{label} may hold no more than {format_bytes(worker.budget_bytes)}"
+    return ""
+
+
+def _fits(job: WaitingJob, free_bytes: int, *, idle: bool) -> bool:
+    return idle and free_bytes > 0 if job.vram_bytes is None else job.vram_bytes <= free_bytes
+
+
+def _short(worker: WorkerRecord) -> str:
+    return worker.device_name.partition(" (")[0] or worker.device_id
+
+
+def _said(worker: WorkerRecord, label: str) -> str:
+    """Return the ledger's own sentence; it knows its device by the short name alone."""
+    return worker.reason.replace(_short(worker), label, 1)
+
+
+def _room(worker: WorkerRecord) -> str:
+    return f"has {format_bytes(worker.free_bytes)} free" if worker.free_bytes else "has nothing free"
+
+
+def _trials(worker: WorkerRecord) -> str:
+    return "runs 1 trial" if len(worker.running) == 1 else f"runs {len(worker.running)} trials"
+
+
+def _name(other: WaitingJob, job: WaitingJob) -> str:
+    """Name another trial: by its number alone within one study."""
+    return f"trial {other.number}" if other.study == job.study else f"{other.study}/{other.number}"
