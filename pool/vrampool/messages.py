@@ -33,7 +33,9 @@ class ChildFrame(StrEnum):
     STEP = "step"  #: child -> worker: optimizer steps counted so far. {steps}
     HINT = "hint"  #: child -> worker: one sentence of advice for the study's report. {text}
     RECAP = "recap"  #: worker -> child: shrink or raise the cap. {cap_bytes}
-    RECAPPED = "recapped"  #: child -> worker: cap after a recap, read back. {cap_bytes, freed_bytes}
+    RECAPPED = "recapped"  #: child -> worker: its answer. {asked_bytes, cap_bytes, freed_bytes, held_bytes, enforced}
+    GROW = "grow"  #: child -> worker: it holds nearly all of its cap and asks for more. {held_bytes, cap_bytes}
+    STAY = "stay"  #: worker -> child: no, its cap stays as it is. {reason}
     OUTCOME = "outcome"  #: child -> worker: how the objective ended (`Outcome`); the last frame
 
 
@@ -72,6 +74,7 @@ class Verdict(StrEnum):
     UNKNOWN = "unknown"  #: the numbers do not tell; treated as culprit
     HOST = "host"  #: host memory on a GPU device; the request is not raised
     SHRINK = "shrink"  #: caused by our own shrinking of the lease: retried at no charge, not shrunk again
+    SWALLOWED = "swallowed"  #: the objective caught it and went on: treated as culprit, for its result is another one
 
 
 def _from_json(cls: type[Any], raw: Any) -> Any:
@@ -143,10 +146,10 @@ class ChildStart(_Message):
     device: str = "cpu"  #: "cpu" or "cuda"
     lease_bytes: int = 0
     cap_bytes: int | None = None  #: cuda: what torch's allocator may hold; cpu: RLIMIT_DATA; None: no cap
+    ceiling_bytes: int | None = None  #: cpu: what the cap may ever be raised to; None: it stays as it is
     total_bytes: int = 0  #: of the device, the cap's fraction is taken of it
     seed: int = 0  #: for random, numpy and torch, from study and trial number
     sample_interval_s: float = 0.5
-    catch_oom: bool = True
     slots: int = 1  #: trials that may run at once on this host
 
     @classmethod
@@ -168,6 +171,11 @@ class MemorySample(_Message):
     cap_bytes: int | None = None
     cuda_initialized: bool = False
     num_ooms_handled: int = 0  #: of num_ooms, those that a helper of ours caught on purpose
+    #: of the last out-of-memory error that was not caught on purpose, as the allocator told it
+    oom_asked_bytes: int | None = None
+    oom_allowed_bytes: int | None = None
+    oom_free_bytes: int | None = None
+    oom_reserved_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -251,8 +259,11 @@ class AttemptFacts(_Message):
     peak_source: str = ""  #: "child", "nvml", "pss", "device"
     max_torch_reserved_bytes: int | None = None
     max_allocated_bytes: int | None = None
-    num_ooms: int = 0
+    shrunk_from_bytes: int | None = None  #: its lease before it was made smaller while the trial ran; None: it was not
+    num_ooms: int = 0  #: out-of-memory errors of the allocator, whoever caught them
+    num_ooms_handled: int = 0  #: of them, those that a helper of ours caught on purpose
     num_alloc_retries: int = 0
+    device_free_bytes: int | None = None  #: of the device, when the objective ended
     device_used_before_bytes: int | None = None
     budget_bytes: int | None = None  #: of the device, when the attempt ended
     verdict: str | None = None  #: a `Verdict`
@@ -260,6 +271,7 @@ class AttemptFacts(_Message):
     type_name: str = ""
     mro: tuple[str, ...] = ()
     text: str = ""  #: what went wrong, in one or two sentences
+    story: str = ""  #: one paragraph for people: what it asked for, got and held, and who else held the device
     traceback: str = ""
     exit_code: int | None = None
     signal: int | None = None

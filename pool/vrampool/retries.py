@@ -20,6 +20,8 @@ _LEASE_FACTOR = 1.5
 _NEED_FACTOR = 1.2
 _INFRA_ENDS = frozenset({EndKind.CRASHED, EndKind.LOST, EndKind.DEVICE_LOST})
 _FREE_VERDICTS = frozenset({Verdict.VICTIM, Verdict.SHRINK})
+#: It needed more than it had. None: told by a version that knew no verdicts.
+_GUILTY_VERDICTS = frozenset({Verdict.CULPRIT, Verdict.UNKNOWN, Verdict.SWALLOWED, None})
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def _after_oom(
             return Retry(request, "host memory ran out")
         return Final(True, f"host memory ran out, {tries} attempts")
     lease = _lease_of(facts)
-    before = [_lease_of(other) for other in _ooms(attempts[:-1], {Verdict.CULPRIT, Verdict.UNKNOWN, None})]
+    before = [_lease_of(other) for other in _ooms(attempts[:-1], _GUILTY_VERDICTS)]
     if before and lease <= max(before):
         # Requests only grow until the largest device caps them: this one has had all there is.
         return Final(True, f"out of memory with {format_bytes(max(before))}, the most that any device has")

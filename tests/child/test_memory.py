@@ -17,6 +17,12 @@ from vrampool_worker.children.child import EventKind
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 
+
+def recapped(asked: int, cap: int, *, freed: int = 0, held: int | None = None, enforced: bool = True) -> dict:
+    """What a child answers when its cap is moved."""
+    return {"asked_bytes": asked, "cap_bytes": cap, "freed_bytes": freed, "held_bytes": held, "enforced": enforced}
+
+
 # ---- on the CPU --------------------------------------------------------------------------------------
 
 
@@ -61,9 +67,48 @@ def test_a_cap_can_be_moved_while_the_trial_runs(driver: ChildDriver) -> None:
         story.child.recap(asked)
         driver.until(lambda before=before: story.kinds.count("recapped") > before)
         last = [event for event in story.events if event.kind is EventKind.RECAPPED][-1]
-        assert last.data == {"cap_bytes": given, "freed_bytes": 0}
+        assert last.data == recapped(asked, given)
     driver.until(lambda: story.child.gone)
     assert story.outcome.sample["cap_bytes"] == 300 * MIB
+
+
+def test_a_cap_that_may_grow_can_be_raised_up_to_its_ceiling(driver: ChildDriver) -> None:
+    """The kernel goes by the soft limit; what the trial may ever have is the hard one."""
+    story = driver.start(
+        driver.spawn(),
+        "import time\ndef objective(trial):\n    held = []\n    try:\n"
+        "        while True: held.append(bytearray(16 * 2**20))\n    except MemoryError:\n        before = len(held)\n"
+        "    print('full', flush=True)\n    end = time.monotonic() + 20\n"
+        "    while time.monotonic() < end:\n        try:\n            held.append(bytearray(16 * 2**20))\n"
+        "            return float(len(held) > before)\n        except MemoryError:\n            time.sleep(0.01)\n"
+        "    return 0.0\n",
+        cap_bytes=100 * MIB,
+        ceiling_bytes=300 * MIB,
+    )
+    driver.until(lambda: "full" in story.child.log_tail())
+    for asked, given in ((200 * MIB, 200 * MIB), (900 * MIB, 300 * MIB)):
+        before = story.kinds.count("recapped")
+        story.child.recap(asked)
+        driver.until(lambda before=before: story.kinds.count("recapped") > before)
+        assert [event for event in story.events if event.kind is EventKind.RECAPPED][-1].data == recapped(asked, given)
+    driver.until(lambda: story.child.gone)
+    assert story.outcome.values == [1.0], str(story)
+
+
+def test_a_cap_is_never_lowered_below_what_the_kernel_counts_already(driver: ChildDriver) -> None:
+    story = driver.start(
+        driver.spawn(),
+        "import time\ndef objective(trial):\n    held = bytearray(900 * 2**20)\n    print('begun', flush=True)\n"
+        "    time.sleep(0.5)\n    return float(len(bytearray(4 * 2**20)))\n",
+        cap_bytes=1000 * MIB,
+        ceiling_bytes=1000 * MIB,
+    )
+    driver.until(lambda: "begun" in story.child.log_tail())
+    story.child.recap(10 * MIB)
+    driver.until(lambda: story.child.gone)
+    answer = story.first(EventKind.RECAPPED)
+    assert answer is not None and 10 * MIB < answer["cap_bytes"] < 1000 * MIB
+    assert story.outcome.values == [4 * MIB], str(story)
 
 
 def test_without_a_cap_nothing_is_limited(driver: ChildDriver) -> None:
@@ -126,6 +171,9 @@ OutOfMemoryError.__module__ = "torch"
 class _C:
     fraction = 1.0
     reserved = allocated = peak = ooms = retries = 0
+    observers = []
+    @classmethod
+    def _cuda_attach_out_of_memory_observer(cls, observer): cls.observers.append(observer)
     @classmethod
     def _cuda_setMemoryFraction(cls, fraction, device):
         assert cuda._allocator_ready, "the allocator is not there yet"
@@ -167,6 +215,7 @@ def alloc(size):
     _lazy_init()
     if _C.allocated + size > _C.fraction * TOTAL:
         _C.ooms += 1
+        for observer in _C.observers: observer(0, size, int(_C.fraction * TOTAL), 9 * GIB)
         raise OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size / GIB:.2f} GiB. GPU 0 has a total "
             f"capacity of 10.00 GiB of which 9.00 GiB is free. {_C.fraction * TOTAL / GIB:.2f} GiB allowed; ")
     _C.allocated += size
@@ -281,7 +330,7 @@ def test_a_cap_is_lowered_after_the_cache_is_emptied(gpu: ChildDriver) -> None:
     gpu.until(lambda: "begun" in story.child.log_tail())
     story.child.recap(GIB)
     gpu.until(lambda: story.first(EventKind.RECAPPED))
-    assert story.first(EventKind.RECAPPED) == {"cap_bytes": GIB, "freed_bytes": GIB + GIB // 2}
+    assert story.first(EventKind.RECAPPED) == recapped(GIB, GIB, freed=GIB + GIB // 2, held=GIB // 2)
     gpu.until(lambda: "lowered" in story.child.log_tail())
     story.child.recap(3 * GIB)
     gpu.until(lambda: story.kinds.count("recapped") == 2)
@@ -296,7 +345,7 @@ def test_a_cap_is_never_lowered_below_what_is_in_use(gpu: ChildDriver) -> None:
     gpu.until(lambda: "begun" in story.child.log_tail())
     story.child.recap(GIB)
     gpu.until(lambda: story.first(EventKind.RECAPPED))
-    assert story.first(EventKind.RECAPPED) == {"cap_bytes": GIB + GIB // 2, "freed_bytes": 0}
+    assert story.first(EventKind.RECAPPED) == recapped(GIB, GIB + GIB // 2, held=GIB + GIB // 2)
     gpu.until(lambda: story.child.gone)
 
 
@@ -331,6 +380,74 @@ def test_the_helpers_of_training_learn_the_lease_and_report_through_it(gpu: Chil
     assert [event.data["steps"] for event in story.events if event.kind is EventKind.STEP][:2] == [1, 20]
     assert story.first(EventKind.HINT) == {"text": "pad them"}
     assert (story.outcome.sample["num_ooms"], story.outcome.sample["num_ooms_handled"]) == (2, 2)
+
+
+GROWS = (
+    "for _ in range({times}):\n    try:\n        torch.cuda.alloc(G // 4)\n"
+    "    except torch.OutOfMemoryError:\n        return torch._C.allocated / G\n    {look}\n"
+    "return torch._C.allocated / G"
+)
+
+
+@pytest.mark.parametrize(
+    "look", ["trial.report(0.0, _)", "from vrampool.training import runtime; runtime.count_steps(1)"]
+)
+def test_a_trial_asks_for_more_at_nine_tenths_of_its_cap_and_waits_for_the_answer(gpu: ChildDriver, look: str) -> None:
+    """Between two steps, and before a report: the next piece of memory is there when it is asked for."""
+    story = on_gpu(gpu, GROWS.format(times=12, look=look))
+    asked = []
+    while not story.child.gone:
+        gpu.turn(0.02)
+        grows = [event.data for event in story.events if event.kind is EventKind.GROW]
+        for wish in grows[len(asked) :]:
+            asked.append(wish)
+            story.child.recap(wish["cap_bytes"] + GIB)
+    assert story.outcome.values == [3.0], str(story)
+    assert asked[0] == {"held_bytes": 2 * GIB, "cap_bytes": 2 * GIB}
+    assert story.outcome.sample["num_ooms"] == 0
+
+
+def test_the_sampling_thread_asks_where_nothing_is_reported(gpu: ChildDriver) -> None:
+    story = on_gpu(gpu, "torch.cuda.alloc(G + 9 * G // 10)\ntime.sleep(0.5)\nreturn 1.0")
+    gpu.until(lambda: story.first(EventKind.GROW))
+    story.child.stay("somebody else has the rest")
+    gpu.until(lambda: story.child.gone)
+    assert story.outcome.values == [1.0]
+    assert story.kinds.count("grow") == 1, "a no is not asked again at once"
+
+
+def test_a_trial_that_gets_no_answer_goes_on_to_its_own_cap(gpu: ChildDriver) -> None:
+    """Nothing waits for ever: a worker that is silent costs a quarter of a second."""
+    story = on_gpu(gpu, GROWS.format(times=12, look="trial.report(0.0, _)"))
+    gpu.until(lambda: story.child.gone)
+    assert story.outcome.values == [2.0], str(story)
+    assert (story.outcome.sample["num_ooms"], story.kinds.count("grow")) == (1, 1)
+
+
+def test_an_error_that_the_objective_catches_is_told_with_its_figures(gpu: ChildDriver) -> None:
+    story = on_gpu(
+        gpu,
+        "torch.cuda.alloc(G)\ntry:\n    torch.cuda.alloc(3 * G)\nexcept torch.OutOfMemoryError:\n    pass\nreturn 0.5",
+    )
+    gpu.until(lambda: story.child.gone)
+    sample = story.outcome.sample
+    assert (sample["num_ooms"], sample["num_ooms_handled"]) == (1, 0)
+    figures = {name: sample[f"oom_{name}_bytes"] // GIB for name in ("asked", "allowed", "free", "reserved")}
+    assert figures == {"asked": 3, "allowed": 2, "free": 9, "reserved": 1}
+
+
+def test_an_error_that_a_helper_caught_on_purpose_hides_none_that_comes_later(gpu: ChildDriver) -> None:
+    """And an error of a library, which the allocator does not count, hides none either."""
+    story = on_gpu(
+        gpu,
+        "from vrampool.training import runtime\n"
+        "def fail(size):\n    try:\n        torch.cuda.alloc(size)\n    except torch.OutOfMemoryError:\n        pass\n"
+        "runtime.note_oom_handled(1)\nfail(3 * G)\nruntime.note_oom_handled(1)\nfail(4 * G)\nreturn 0.5",
+    )
+    gpu.until(lambda: story.child.gone)
+    sample = story.outcome.sample
+    assert (sample["num_ooms"], sample["num_ooms_handled"]) == (2, 1)
+    assert sample["oom_asked_bytes"] == 4 * GIB
 
 
 @needs_torch

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from vrampool.memory.declared import read_vram
 from vrampool.messages import EndKind, MemorySample, Outcome, SubmissionSpec, Ticket
 
 if TYPE_CHECKING:
     from vrampool_worker.children.child import Child
     from vrampool_worker.gap_watch import GapWatch
+    from vrampool_worker.kernel_kills import KernelKills
     from vrampool_worker.settlement import Conclusion
     from vrampool_worker.trial_server import TrialServer
 
@@ -81,8 +83,11 @@ class Attempt:
     shrunk_from_bytes: int | None = None  #: the lease it had before we made it smaller; None: it has that much
     ooms_at_shrink: int = 0  #: those that nobody caught on purpose, before that
     refused_growth: str = ""  #: why it was not given more when it asked last
-    reports: int = 0
-    scene: Scene = field(default_factory=Scene)
+    been_around: bool = False  #: it has reported, so it has trained and evaluated once
+    scene: Scene | None = None  #: set when its outcome came
+    kills_before: KernelKills | None = None  #: of the kernel's, when it was handed over
+    kernel_killed: str = ""  #: where the kernel has killed for memory while it ran, in words
+    last_words: str = ""  #: the end of what it printed
     measured_peak_bytes: int = 0  #: largest the device showed of it
     measured_source: str = ""
     sample: MemorySample = field(default_factory=MemorySample)
@@ -112,7 +117,7 @@ class Attempt:
     @property
     def declared(self) -> bool:
         """True where the user has said what each trial needs: his figure is kept to."""
-        return self.spec is not None and self.spec.vram != "auto"
+        return self.spec is not None and not read_vram(self.spec.vram).is_learned
 
     @property
     def unhandled_ooms(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import warnings
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ import optuna
 from optuna.trial import TrialState
 
 from vrampool.errors import InputError, MessageError, VrampoolError
-from vrampool.messages import AttemptFacts, EndKind, SubmissionSpec, Ticket
+from vrampool.memory.declared import read_vram
+from vrampool.messages import AttemptFacts, EndKind, SubmissionSpec, Ticket, Verdict
 from vrampool.objectives.random_states import WORKER, RandomStates
 from vrampool.objectives.samplers import open_pruner, open_sampler
 from vrampool.settings import Settings
@@ -41,11 +43,15 @@ from vrampool.storage import (
     record_facts,
     storage_of,
 )
+from vrampool.storage.marks import KEEP_LEASES
 from vrampool_worker.settlement import Conclusion
 from vrampool_worker.trial_server import TrialServer
 
 _log = logging.getLogger("vrampool.worker")
 T = TypeVar("T")
+
+# Every measured trial carries a memory constraint; this sampler says with each that it does not listen to it.
+warnings.filterwarnings("ignore", message="Constraints have been set, but CmaEsSampler")
 
 #: A worker that lives long serves many submissions; so many it remembers.
 _KEPT_SPECS = 64
@@ -62,6 +68,7 @@ class Opened:
     bundle: bytes | None
     bundle_signature: str | None
     seed: int
+    keep_leases: str = ""  #: why no lease of its submission is made smaller any more; empty: they may be
 
 
 @dataclass(frozen=True)
@@ -164,7 +171,14 @@ class StudyDesk:
         request = frozen.user_attrs.get(REQUEST) or {}
         seed = zlib.crc32(f"{spec.seed}:{ticket.number}".encode())
         body, signature = bundle if bundle is not None else (None, None)
-        return Opened(spec, server, server.snapshot(), str(request.get("reason", "")), body, signature, seed)
+        kept = self._keep_leases(study._study_id, spec)
+        return Opened(spec, server, server.snapshot(), str(request.get("reason", "")), body, signature, seed, kept)
+
+    def _keep_leases(self, study_id: int, spec: SubmissionSpec) -> str:
+        """Return why no lease of the submission is made smaller any more; empty when they may be, or never are."""
+        if not read_vram(spec.vram).is_learned:
+            return ""
+        return str(self._storage.get_study_system_attrs(study_id).get(KEEP_LEASES + spec.submission_id, ""))
 
     def _refuse(self, ticket: Ticket, reason: str, at_s: float) -> NotOpened:
         """Fail a trial that no worker can run, with the reason, where its people look."""
@@ -247,8 +261,13 @@ class StudyDesk:
             # Told by our own write whose answer got lost, or ended from outside: either way it is not ours to change.
             return f"dropped: it is {state.name} already"
         facts = {ATTEMPT: conclusion.facts.to_json()}
-        if conclusion.over_gib is not None:
-            won = prune_infeasible(self._storage, ticket.trial_id, conclusion.over_gib, facts)
+        if conclusion.facts.verdict == Verdict.SHRINK:
+            # Before the retry can be there: whoever opens it reads this.
+            study_id = self._storage.get_study_id_from_name(ticket.study_name)
+            reason = f"trial {ticket.number} ran out of memory after its lease was made smaller"
+            self._storage.set_study_system_attr(study_id, KEEP_LEASES + ticket.submission_id, reason)
+        if conclusion.infeasible:
+            won = prune_infeasible(self._storage, ticket.trial_id, conclusion.over_gib or 0.0, facts)
             return TrialState.PRUNED.name if won else "dropped: it was ended from outside"
         failed = conclusion.facts.end not in (EndKind.COMPLETE, EndKind.PRUNED)
         if failed and (not conclusion.by_objective or not self._storage.get_trial(ticket.trial_id).params):
@@ -257,7 +276,7 @@ class StudyDesk:
             won = fail_running(self._storage, ticket.trial_id, facts)
             return TrialState.FAIL.name if won else "dropped: it was ended from outside"
         try:
-            record_facts(self._storage, ticket.trial_id, facts)
+            record_facts(self._storage, ticket.trial_id, facts, over_gib=conclusion.over_gib)
             return self._tell_study(ticket, spec, conclusion)
         except Exception as error:
             if is_fenced(error):

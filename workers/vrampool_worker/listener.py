@@ -57,6 +57,8 @@ class Listener:
         for event in found:
             if "command" in event:
                 self._obey(event)
+            elif "keep_leases" in event:
+                self._loop.memory.moves.keep(str(event["keep_leases"]), str(event.get("reason", "")))
         if any(event.get("state") == "cancelling" for event in found):
             self._loop.audit()
         if any(event.get("state") in FINAL_STATES for event in found):

@@ -1,4 +1,4 @@
-"""Memory of running trials: peaks, ends of exclusivity, leases that grow, what came back."""
+"""Memory of running trials: caps, peaks, leases that are outgrown, what came back."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from vrampool.messages import EndKind
-from vrampool.units import format_bytes
-from vrampool_worker.attempts import Attempt, Stage
+from vrampool.units import MIB, format_bytes
+from vrampool_worker.attempts import Attempt, Scene, Stage
 from vrampool_worker.devices import DeviceReading
+from vrampool_worker.lease_moves import LeaseMoves
 
 if TYPE_CHECKING:
     from vrampool_worker.worker import WorkerLoop
 
 _log = logging.getLogger("vrampool.worker")
 
-#: A trial that holds more than this share of its lease is given more before it must fail,
+#: A trial that holds more than this share of its lease is given more before it must fail.
 _GROW_AT = 0.9
-#: so much of what it holds now.
-_GROW_TO = 1.25
+#: What other programs hold below this is noise.
+_WORTH_A_WORD_BYTES = 64 * MIB
 
 
 class MemoryWatch:
@@ -28,14 +29,19 @@ class MemoryWatch:
     def __init__(self, loop: WorkerLoop) -> None:
         self._loop = loop
         self._on_cpu = loop.device.kind == "cpu"
+        self.moves = LeaseMoves(loop)
 
     def cap(self, attempt: Attempt) -> int:
         """Return what the child itself is held to: the lease less what the driver takes beside torch's allocator."""
-        loop = self._loop
-        if not self._on_cpu:
-            return max(attempt.lease_at_end_bytes - loop.ledger.overhead_bytes, 0)
-        # A lease that may yet grow must not be a wall that cannot be moved back: then the readings watch it.
-        return attempt.lease_bytes if _declared(attempt) else loop.ledger.budget_bytes
+        return self.cap_of(attempt.lease_at_end_bytes)
+
+    def cap_of(self, lease_bytes: int) -> int:
+        """Return the cap that goes with a lease."""
+        return max(lease_bytes - self._loop.ledger.overhead_bytes, 0)
+
+    def ceiling(self, attempt: Attempt) -> int | None:
+        """Return what a cap on the CPU may ever be raised to: a limit once set lower there can never be moved back."""
+        return self._loop.ledger.budget_bytes if self._on_cpu and not attempt.declared else None
 
     def peak(self, attempt: Attempt) -> int:
         """Return the most an attempt was seen to hold so far, in bytes; 0 when nothing has seen it yet."""
@@ -49,6 +55,20 @@ class MemoryWatch:
             return attempt.sample.torch_reserved_bytes + self._loop.ledger.overhead_bytes
         return measured_bytes
 
+    def scene(self, attempt: Attempt) -> Scene:
+        """Return who holds the device at this moment, as an attempt's objective has just ended."""
+        loop = self._loop
+        others = []
+        for other in loop.attempts.values():
+            if other is attempt or other.released:
+                continue
+            held_bytes = loop.ledger.measured(other.lease_id)
+            lease = f"lease {format_bytes(other.lease_at_end_bytes)}"
+            others.append(f"{other.label} {'' if held_bytes is None else format_bytes(held_bytes) + ' of its '}{lease}")
+        if loop.ledger.strangers_bytes > _WORTH_A_WORD_BYTES:
+            others.append(f"other programs {format_bytes(loop.ledger.strangers_bytes)}")
+        return Scene(loop.reading.free_bytes if loop.reading is not None else None, tuple(others))
+
     def on_sample(self, attempt: Attempt) -> None:
         """A child has told its memory: beside the device's figure that shows what the driver takes for a process."""
         if not self._on_cpu and attempt.sample.torch_reserved_bytes:
@@ -56,6 +76,7 @@ class MemoryWatch:
 
     def on_reading(self, reading: DeviceReading, measured: Mapping[str, int | None], now_s: float) -> None:
         """The device was read."""
+        self.moves.on_reading()
         for attempt in list(self._loop.attempts.values()):
             held = measured.get(attempt.lease_id)
             if held is not None and held > attempt.measured_peak_bytes:
@@ -63,42 +84,23 @@ class MemoryWatch:
                 attempt.measured_source = "pss" if self._on_cpu else "nvml"
             if attempt.stage is Stage.RUNNING:
                 if attempt.exclusive and attempt.reported:
-                    self._end_exclusivity(attempt, now_s)
+                    self.moves.end_exclusivity(attempt)
                 self._watch_lease(attempt, held, now_s)
             elif attempt.stage in (Stage.ENDED, Stage.TOLD) and not attempt.released:
                 self._try_release(attempt, reading, now_s)
-
-    def _end_exclusivity(self, attempt: Attempt, now_s: float) -> None:
-        decision = self._loop.ledger.report_first(attempt.lease_id, self.peak(attempt) or None, now_s)
-        if not decision.granted:
-            return  # its memory is not known yet: at the next reading, perhaps
-        attempt.exclusive = False
-        self._set_lease(attempt, decision.lease_bytes)
-        _log.info("%s: %s", attempt.label, decision.reason)
-        self._loop.wake()
 
     def _watch_lease(self, attempt: Attempt, held: int | None, now_s: float) -> None:
         """Let a lease grow before it must fail; on the CPU stop a trial that has outgrown it."""
         loop = self._loop
         if held is None or attempt.child is None or attempt.ending is not None:
             return
-        may_grow = not (attempt.exclusive or _declared(attempt))  # one alone on its device has all there is
-        if may_grow and held > _GROW_AT * attempt.lease_at_end_bytes:
-            decision = loop.ledger.grow(attempt.lease_id, int(held * _GROW_TO), now_s)
-            if decision.lease_bytes != attempt.lease_at_end_bytes:
-                _log.info("%s: %s", attempt.label, decision.reason)
-                self._set_lease(attempt, decision.lease_bytes)
+        # One alone on its device has all there is; one with a cap of its own asks itself.
+        may_grow = not (attempt.exclusive or attempt.declared or attempt.sample.cuda_initialized)
+        if may_grow and attempt.move is None and held > _GROW_AT * attempt.lease_at_end_bytes:
+            self.moves.grow(attempt, held, now_s)
         if self._on_cpu and loop.ledger.over(attempt.lease_id):
             text = f"held {format_bytes(held)}, more than its lease of {format_bytes(attempt.lease_at_end_bytes)}"
             loop.runner.end(attempt, EndKind.OOM, text, ask=False)
-
-    def _set_lease(self, attempt: Attempt, lease_bytes: int) -> None:
-        attempt.lease_at_end_bytes = lease_bytes
-        if not attempt.exclusive:
-            attempt.lease_bytes = max(attempt.lease_bytes, lease_bytes)
-        self._loop.keepers_changed()
-        if not self._on_cpu and attempt.child is not None:
-            attempt.child.recap(self.cap(attempt))
 
     def _try_release(self, attempt: Attempt, reading: DeviceReading, now_s: float) -> None:
         release = self._loop.ledger.settle(attempt.lease_id, reading, now_s)
@@ -107,8 +109,3 @@ class MemoryWatch:
             self._loop.chronicle.released(attempt, release, reading)
             self._loop.wake()
             self._loop.runner.close_if_done(attempt)
-
-
-def _declared(attempt: Attempt) -> bool:
-    """True where the user has said what each trial needs: his figure is kept to."""
-    return attempt.spec is not None and attempt.spec.vram != "auto"

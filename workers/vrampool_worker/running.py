@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from optuna.exceptions import UpdateFinishedTrialError
 
-from vrampool.messages import ChildStart, EndKind, MemorySample, Outcome
+from vrampool.messages import ChildStart, EndKind, MemorySample, Outcome, Verdict
 from vrampool.settings import output_path
 from vrampool_worker.attempts import Attempt, Stage
 from vrampool_worker.children.child import Child, Event, EventKind
 from vrampool_worker.desk import Opened
+from vrampool_worker.endings import Place
 from vrampool_worker.gap_watch import GapWatch, allocator_options
-from vrampool_worker.settlement import Conclusion, Place, conclude
+from vrampool_worker.kernel_kills import count_kills
+from vrampool_worker.settlement import Conclusion, conclude
 from vrampool_worker.trial_server import describe_error
 
 if TYPE_CHECKING:
@@ -43,6 +46,8 @@ class Runner:
         loop = self._loop
         attempt.spec, attempt.server = opened.spec, opened.server
         attempt.request_reason = opened.request_reason
+        if opened.keep_leases:
+            loop.memory.moves.keep(attempt.ticket.submission_id, opened.keep_leases)
         child = loop.spares.take()
         attempt.child = child
         attempt.spare = child.ready
@@ -50,6 +55,7 @@ class Runner:
         attempt.started_epoch_s = time.time()
         attempt.stage = Stage.RUNNING
         attempt.cap_bytes = loop.memory.cap(attempt)
+        attempt.kills_before = count_kills()
         self._attempts[child] = attempt
         attempt.log_path = str(self.log_path(attempt.ticket.study_name, attempt.ticket.number))
         child.begin(self._message(attempt, opened), opened.bundle, Path(attempt.log_path))
@@ -196,11 +202,10 @@ class Runner:
             else:
                 child.reply(call_id, value=value)
             if name == "report" and error is None:
-                attempt.reported = True
-                attempt.reports += 1
+                first, attempt.reported, attempt.been_around = not attempt.been_around, True, True
                 if attempt.exclusive:
                     self._loop.sampler.read_soon()
-                elif attempt.reports == 1:
+                elif first:
                     self._loop.wake()  # from now on it can give back what it does not need
 
         if name == "stop_study":
@@ -237,7 +242,12 @@ class Runner:
         if attempt.dropped is not None:
             self._on_told(attempt, f"dropped: {attempt.dropped}", None)
             return
+        attempt.last_words = child.log_tail()
+        if attempt.signal == signal.SIGKILL and attempt.kills_before is not None:
+            attempt.kernel_killed = count_kills().since(attempt.kills_before)
         conclusion = conclude(attempt, self._place())
+        if conclusion.facts.verdict == Verdict.SHRINK:
+            loop.memory.moves.blamed(attempt)
         attempt.final_state = conclusion.state
         _log.info("%s ended: %s %s", attempt.label, conclusion.facts.end, conclusion.facts.text[:200].splitlines()[:1])
         loop.storage_lane.submit(
@@ -257,6 +267,7 @@ class Runner:
             device=loop.device.id,
             device_name=loop.device.name,
             device_kind=loop.device.kind,
+            device_label=loop.device.label,
             budget_bytes=loop.ledger.budget_bytes,
             largest_budget_bytes=loop.largest_budget_bytes,
             overhead_bytes=loop.ledger.overhead_bytes if loop.device.kind == "cuda" else None,

@@ -76,6 +76,9 @@ _HOST_TEXT = re.compile(
 #: What a process writes that dies for want of host memory before it can raise.
 _HOST_LOG = re.compile(r"libgomp: Thread creation failed|std::bad_alloc|MemoryError\b|Cannot allocate memory")
 
+#: No process holds more.
+_LARGEST_BYTES = 1024**5
+
 #: Top-level modules whose own error classes may mean device memory, whatever their base is.
 _LIBRARIES = {
     "catboost", "cudf", "cuml", "cupy", "cupy_backends", "jax", "jaxlib", "lightgbm", "numba", "onnxruntime", "pycuda",
@@ -162,8 +165,13 @@ def _fault(kind: MemoryKind, text: str) -> MemoryFault:
         asked_bytes=_first(_ASKED, text),
         allowed_bytes=_first(_ALLOWED, text),
         free_bytes=_first(_FREE, text),
-        in_use_bytes=_first(_IN_USE, text),
+        in_use_bytes=_believable(_first(_IN_USE, text)),
     )
+
+
+def _believable(in_use_bytes: int | None) -> int | None:
+    # In containers the driver does not name the process, and torch then prints 17179869184.00 GiB.
+    return None if in_use_bytes is None or in_use_bytes > _LARGEST_BYTES else in_use_bytes
 
 
 def _first(patterns: Sequence[re.Pattern[str]], text: str) -> int | None:
@@ -208,19 +216,22 @@ def judge(fault: MemoryFault, numbers: VerdictNumbers) -> Judgement:
     """
     lease_bytes = numbers.lease_bytes
     ran_with = f"it ran with a lease of {format_bytes(lease_bytes)}"
+    before_bytes = numbers.lease_before_shrink_bytes
+    before = format_bytes(before_bytes)
+    shrunk = Judgement(Verdict.SHRINK, f"its lease had been made smaller while it ran, from {before}: {ran_with}")
     if numbers.on_cpu:
+        if before_bytes is not None and (numbers.used_bytes or 0) + (fault.asked_bytes or 0) <= before_bytes:
+            return shrunk
         return Judgement(Verdict.CULPRIT, f"host memory, the budget of this device, ran out: {ran_with}")
     if fault.kind == MemoryKind.HOST:
         return Judgement(Verdict.HOST, f"host memory ran out, not VRAM: the request stays; {ran_with}")
     used = fault.in_use_bytes if fault.in_use_bytes is not None else numbers.used_bytes
     judgement = _judge_cuda(fault, used, numbers, ran_with)
-    before_bytes = numbers.lease_before_shrink_bytes
     if before_bytes is None or judgement.verdict == Verdict.VICTIM:
         return judgement
     if used is not None and fault.asked_bytes is not None and used + fault.asked_bytes > before_bytes:
         return judgement
-    before = format_bytes(before_bytes)
-    return Judgement(Verdict.SHRINK, f"its lease had been made smaller while it ran, from {before}: {ran_with}")
+    return shrunk
 
 
 def _judge_cuda(fault: MemoryFault, used: int | None, numbers: VerdictNumbers, ran_with: str) -> Judgement:
@@ -231,6 +242,8 @@ def _judge_cuda(fault: MemoryFault, used: int | None, numbers: VerdictNumbers, r
             Verdict.CULPRIT,
             f"it asked for {format_bytes(asked)} beyond its cap of {cap}, with {format_bytes(free)} free; {ran_with}",
         )
+    if used is None and asked is not None and asked > numbers.lease_bytes:
+        return Judgement(Verdict.CULPRIT, f"it asked for {format_bytes(asked)}, more than all it had; {ran_with}")
     if used is None:
         return Judgement(Verdict.UNKNOWN, f"what it had in use is not known; {ran_with}")
     if used >= numbers.lease_bytes or used + (asked or 0) > numbers.lease_bytes:

@@ -20,6 +20,8 @@ ATTEMPT = "vrampool:attempt"  #: `AttemptFacts`, written by the worker just befo
 LOST = "vrampool:lost"  #: text, written with FAIL by the coordinator when the trial's worker is gone
 CANCELLED = "vrampool:cancelled"  #: text, written with FAIL when a trial is ended that nobody had started
 OVER_GIB = "vrampool:over_gib"  #: name of the constraint: GiB by which the trial's peak was over the budget
+#: Study system attribute, followed by a submission's id: why none of its leases is made smaller any more
+KEEP_LEASES = "vrampool:keep_leases:"
 #: Where Optuna keeps that constraint: `Trial.set_constraint` writes the same system attribute.
 OVER_GIB_ATTR = f"constraints:{OVER_GIB}"
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 #: torch loaded, 254 MiB, and 46 MiB more for each further thread (stack, arena, buffers; measured with 1 to 16).
 DATA_SLACK_BYTES = 320 * MIB
 DATA_SLACK_PER_THREAD_BYTES = 64 * MIB
+#: Left free when the limit is lowered below what is in use.
+_PIECE_BYTES = 16 * MIB
 #: Of all processes of this host the kernel shall take a trial first, never a worker or a database.
 OOM_SCORE_ADJ = 800
 
@@ -42,6 +44,18 @@ def data_slack_bytes() -> int:
     text = os.environ.get("OMP_NUM_THREADS", "")
     threads = int(text) if text.isdigit() else len(os.sched_getaffinity(0))
     return DATA_SLACK_BYTES + max(0, threads - 1) * DATA_SLACK_PER_THREAD_BYTES
+
+
+def _data_bytes() -> int:
+    """Return what RLIMIT_DATA counts of this process now."""
+    try:
+        with open("/proc/self/status") as file:
+            for line in file:
+                if line.startswith("VmData:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return 0
 
 
 class TrialMemory:
@@ -65,18 +79,30 @@ class TrialMemory:
         if self._cap_bytes is None:
             return None, "none"
         if self._start.device == "cpu":
-            return self._limit_data(self._cap_bytes, hard=True), "RLIMIT_DATA"
+            return self._limit_data(self._cap_bytes, self._start.ceiling_bytes or self._cap_bytes), "RLIMIT_DATA"
         if self._torch is None:
             return self._cap_bytes, "torch, once it is imported"
         return self._torch.cap_bytes(), "torch" if self._torch.active else "torch, at its first use of CUDA"
 
-    def _limit_data(self, cap_bytes: int, *, hard: bool) -> int:
-        """Set RLIMIT_DATA and return the cap in force. What was once lowered hard can never rise above it again."""
+    def _limit_data(self, cap_bytes: int, ceiling_bytes: int | None = None) -> int:
+        """Set RLIMIT_DATA and return the cap in force: never above the ceiling, nor below what is in use already.
+
+        Args:
+            cap_bytes: The soft limit, which the kernel goes by; it can be moved.
+            ceiling_bytes: The hard limit, which nobody can raise again; None: it stays.
+        """
+        _, hard_bytes = resource.getrlimit(resource.RLIMIT_DATA)
+        known = hard_bytes != resource.RLIM_INFINITY
+        if ceiling_bytes is not None:
+            wanted_bytes = max(ceiling_bytes, cap_bytes) + self._slack_bytes
+            hard_bytes = min(hard_bytes, wanted_bytes) if known else wanted_bytes
+            known = True
         limit_bytes = cap_bytes + self._slack_bytes
-        _, ceiling = resource.getrlimit(resource.RLIMIT_DATA)
-        if ceiling != resource.RLIM_INFINITY:
-            limit_bytes = min(limit_bytes, ceiling)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes if hard else ceiling))
+        if ceiling_bytes is None:  # moved while the trial runs: its next small piece must not be what fails
+            limit_bytes = max(limit_bytes, _data_bytes() + _PIECE_BYTES)
+        if known:
+            limit_bytes = min(limit_bytes, hard_bytes)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, hard_bytes))
         return limit_bytes - self._slack_bytes
 
     def _on_torch(self) -> None:
@@ -101,22 +127,42 @@ class TrialMemory:
         if self._torch is not None:
             self._torch.recap(cap_bytes, self._answer)
         elif self._start.device == "cpu":
-            self._answer(self._limit_data(cap_bytes, hard=False), 0)
-        else:
-            self._answer(cap_bytes, 0)
+            self._answer(cap_bytes, self._limit_data(cap_bytes), 0, None)
+        else:  # it is kept for torch; what uses the GPU without it is held to nothing
+            self._answer(cap_bytes, cap_bytes, 0, None, enforced=False)
 
-    def _answer(self, cap_bytes: int, freed_bytes: int) -> None:
+    def _answer(
+        self, asked_bytes: int, cap_bytes: int, freed_bytes: int, held_bytes: int | None, *, enforced: bool = True
+    ) -> None:
         self._cap_bytes = cap_bytes
         facts = sys.modules.get("vrampool.training.runtime")
         if facts is not None:
             facts.update(cap_bytes=cap_bytes)
-        self._send(ChildFrame.RECAPPED, cap_bytes=cap_bytes, freed_bytes=freed_bytes)
+        self._send(
+            ChildFrame.RECAPPED,
+            asked_bytes=asked_bytes,
+            cap_bytes=cap_bytes,
+            freed_bytes=freed_bytes,
+            held_bytes=held_bytes,
+            enforced=enforced,
+        )
+
+    def stay(self) -> None:
+        """Take the worker's no to a wish to grow."""
+        if self._torch is not None:
+            self._torch.stay()
+
+    def ask_if_short(self) -> None:
+        """Ask for more if the cap is nearly reached. Called by the thread that trains, between two steps."""
+        if self._torch is not None:
+            self._torch.ask_if_short()
 
     def note_oom_handled(self, count: int) -> None:
         """Take note of out-of-memory errors that a helper of ours caught on purpose."""
-        self._ooms_handled += count
-        if self._torch is not None:
-            self._torch.forget_peak_at_reset()
+        if self._torch is None:
+            self._ooms_handled += count
+            return
+        self._ooms_handled = self._torch.note_ooms_handled(self._ooms_handled, count)
 
     def sample(self) -> MemorySample:
         """Return what is held now, for the outcome."""

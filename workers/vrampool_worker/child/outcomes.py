@@ -72,7 +72,7 @@ def from_error(error: BaseException, *, loading: bool = False) -> Outcome:
         mro=tuple(_qualified(kind) for kind in type(error).__mro__ if kind is not object),
         text=text,
         traceback=_traceback_of(error),
-        memory={} if fault is None else _numbers(fault),
+        memory={} if fault is None else fault.to_dict(),
         exit_code=_exit_code(error),
         loading=loading,
     )
@@ -119,15 +119,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
             waiting.append(current.__cause__)
         if isinstance(current, BaseExceptionGroup):
             waiting.extend(current.exceptions)
-
-
-def _numbers(fault: MemoryFault) -> dict[str, Any]:
-    return {
-        "device": fault.kind,
-        "asked_bytes": fault.asked_bytes,
-        "allowed_bytes": fault.allowed_bytes,
-        "free_bytes": fault.free_bytes,
-    }
 
 
 def _traceback_of(error: BaseException) -> str:

@@ -14,6 +14,9 @@ _RUNTIME = "vrampool.training.runtime"
 #: Steps that are told at once: the first says that training began, the twentieth ends the exclusive use of a device.
 _TOLD_AT_ONCE = (1, 20)
 _PAUSE_S = 1.0
+#: After each of the first steps, and then after a step this often, it is looked at whether the cap is nearly reached.
+_FIRST_STEPS = 20
+_LOOK_S = 0.05
 BENCHMARK_HINT = (
     "torch.backends.cudnn.benchmark is on: trying algorithms takes memory for their workspaces (+41 % of the peak in one "
     "run) and time for each new shape; leave it off during the search"
@@ -26,10 +29,18 @@ class TrainingLink:
     The package is not imported for it: that is left to the objective, or to the moment at which torch is loaded.
     """
 
-    def __init__(self, start: ChildStart, send: Callable[..., None], note_oom_handled: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        start: ChildStart,
+        send: Callable[..., None],
+        note_oom_handled: Callable[[int], None],
+        ask_if_short: Callable[[], None],
+    ) -> None:
         self._start = start
         self._send = send
         self._note_oom_handled = note_oom_handled
+        self._ask_if_short = ask_if_short
+        self._looked_at_s = 0.0
         self._steps = 0
         self._told_at_s = 0.0
 
@@ -75,3 +86,7 @@ class TrainingLink:
         if crossed or now_s - self._told_at_s >= _PAUSE_S:
             self._told_at_s = now_s
             self._send(ChildFrame.STEP, steps=self._steps)
+        # The first steps take most of what a trial will ever take; later a look in between costs nothing.
+        if self._steps <= _FIRST_STEPS or now_s - self._looked_at_s >= _LOOK_S:
+            self._looked_at_s = now_s
+            self._ask_if_short()

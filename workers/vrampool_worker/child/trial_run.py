@@ -90,24 +90,33 @@ class TrialRun:
         self._channel.start(self._on_order)
         cap_bytes, source = memory.begin()
         child_memory.seed_everything(start.seed)
-        self._training = TrainingLink(start, send, memory.note_oom_handled)
+        self._training = TrainingLink(start, send, memory.note_oom_handled, memory.ask_if_short)
         self._training.begin()
         register_with_optuna()
         send(ChildFrame.STARTED, cap_bytes=cap_bytes, cap_source=source)
 
     def _on_order(self, frame: dict[str, Any]) -> None:
         """Obey the worker; called by the thread that reads."""
-        if frame.get("t") == ChildFrame.RECAP and self._memory is not None:
+        if self._memory is None:
+            return
+        if frame.get("t") == ChildFrame.RECAP:
             self._memory.recap(int(frame["cap_bytes"]))
+        elif frame.get("t") == ChildFrame.STAY:
+            self._memory.stay()
 
     def _enter_directory(self, start: ChildStart) -> None:
         os.makedirs(self._scratch, mode=0o700, exist_ok=True)
         os.chdir(start.objective.workdir or self._scratch)
 
     def _call(self, objective: Callable[[Any], Any], start: ChildStart) -> Outcome:
-        trial = ProxyTrial(self._channel.call, start.trial, self._gate.hold)
+        trial = ProxyTrial(self._call_worker, start.trial, self._gate.hold)
         returned = objective(trial)
         return outcomes.from_value(returned, trial.study.n_objectives)
+
+    def _call_worker(self, name: str, /, **arguments: Any) -> Any:
+        if name == "report" and self._memory is not None:
+            self._memory.ask_if_short()
+        return self._channel.call(name, **arguments)
 
     def _with_sample(self, outcome: Outcome) -> Outcome:
         if self._memory is None:

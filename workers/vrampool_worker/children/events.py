@@ -17,7 +17,11 @@ class EventKind(StrEnum):
     SAMPLE = "sample"  #: memory as the child sees it. `MemorySample` fields
     STEP = "step"  #: optimizer steps so far. {steps}
     HINT = "hint"  #: one sentence of advice for the study's report. {text}
-    RECAPPED = "recapped"  #: answer to a recap: the cap that holds now. {cap_bytes, freed_bytes}
+    #: answer to a recap: what was asked for, the cap that holds now, what was given back for it, what torch's allocator
+    #: holds (None: not known), and whether anything holds the trial to it.
+    #: {asked_bytes, cap_bytes, freed_bytes, held_bytes|None, enforced}
+    RECAPPED = "recapped"
+    GROW = "grow"  #: it holds nearly all of its cap and asks for more; answered by a recap, or by `stay`
     OUTCOME = "outcome"  #: how the objective ended; the process only cleans up after it. `Outcome` fields
     MISBEHAVED = "misbehaved"  #: it sent what is no message of ours, and is being killed. {text}
     LOG_OVERFLOW = "log_overflow"  #: it printed more than is kept; from now on the middle is left out. {kept_bytes}

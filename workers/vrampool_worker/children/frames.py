@@ -30,6 +30,16 @@ def _started(frame: dict[str, Any]) -> dict[str, Any]:
     return {"cap_bytes": None if cap_bytes is None else int(cap_bytes), "cap_source": str(frame["cap_source"])}
 
 
+def _recapped(frame: dict[str, Any]) -> dict[str, Any]:
+    held_bytes = frame["held_bytes"]
+    amounts = {name: int(frame[name]) for name in ("asked_bytes", "cap_bytes", "freed_bytes")}
+    return {
+        **amounts,
+        "held_bytes": None if held_bytes is None else int(held_bytes),
+        "enforced": bool(frame["enforced"]),
+    }
+
+
 _CHECKS: dict[EventKind, Callable[[dict[str, Any]], dict[str, Any]]] = {
     EventKind.READY: lambda frame: {"pid": int(frame["pid"]), "preload_s": float(frame["preload_s"])},
     EventKind.STARTED: _started,
@@ -37,6 +47,7 @@ _CHECKS: dict[EventKind, Callable[[dict[str, Any]], dict[str, Any]]] = {
     EventKind.SAMPLE: lambda frame: MemorySample.from_json(frame).to_json(),
     EventKind.STEP: lambda frame: {"steps": int(frame["steps"])},
     EventKind.HINT: lambda frame: {"text": str(frame["text"])},
-    EventKind.RECAPPED: lambda frame: {name: int(frame[name]) for name in ("cap_bytes", "freed_bytes")},
+    EventKind.RECAPPED: _recapped,
+    EventKind.GROW: lambda frame: {name: int(frame[name]) for name in ("held_bytes", "cap_bytes")},
     EventKind.OUTCOME: lambda frame: Outcome.from_json(frame).to_json(),
 }

@@ -49,6 +49,22 @@ def memory_allowances(root: Path = Path("/")) -> list[Allowance]:
     return found
 
 
+def oom_kills(root: Path = Path("/")) -> list[int]:
+    """Return how many processes the kernel has killed in this process's group, and in those above it, for memory."""
+    counts = [read_count(folder / "memory.events", "oom_kill") for folder in _levels(root, "")]
+    counts += [read_count(folder / "memory.oom_control", "oom_kill") for folder in _levels(root, "memory")]
+    return [count for count in counts if count is not None]
+
+
+def read_count(path: Path, key: str) -> int | None:
+    """Return a number of a file with one name and number a line; None when it is not there."""
+    for line in _read_text(path).splitlines():
+        name, _, value = line.partition(" ")
+        if name == key and value.strip().isdigit():
+            return int(value)
+    return None
+
+
 def cores(root: Path = Path("/")) -> int:
     """Return how many cores this process may use: its affinity, cut by a CPU quota."""
     allowed = len(os.sched_getaffinity(0))
@@ -120,8 +136,4 @@ def _read_int(path: Path) -> int | None:
 
 
 def _read_stat(path: Path, key: str) -> int:
-    for line in _read_text(path).splitlines():
-        name, _, value = line.partition(" ")
-        if name == key and value.strip().isdigit():
-            return int(value)
-    return 0
+    return read_count(path, key) or 0

@@ -1,0 +1,212 @@
+"""Leases that change while their trials run: they shrink for a trial that waits, and grow before a trial must fail.
+
+A lease shrinks in two steps. The child is asked to give back its cache and to lower its cap; when it has, and says what
+its cap has become, the ledger gives the difference away. A child that does not answer keeps its lease.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from vrampool.units import format_bytes
+from vrampool_worker.asking import Asked
+from vrampool_worker.attempts import Attempt, Move, Stage
+from vrampool_worker.ledger.shrinking import Candidate, floor_of, plan_cuts
+
+if TYPE_CHECKING:
+    from vrampool_worker.worker import WorkerLoop
+
+_log = logging.getLogger("vrampool.worker")
+
+#: A trial that grows gets so much of what it holds now: it then holds 80 % of its lease, and asks again at 90 %.
+_GROW_TO = 1.25
+#: What a child was asked to give back is counted on for so long; then others are asked.
+_PATIENCE_S = 5.0
+
+
+class LeaseMoves:
+    """Shrinks and grows leases. Only the main loop calls it."""
+
+    def __init__(self, loop: WorkerLoop) -> None:
+        self._loop = loop
+        self._on_cpu = loop.device.kind == "cpu"
+        self._kept: dict[str, str] = {}
+        self._awaits_reading = False
+
+    def keep(self, submission_id: str, reason: str) -> None:
+        """Shrink no lease of this submission any more: one of its trials ran out of memory after it was done."""
+        if submission_id not in self._kept:
+            self._kept[submission_id] = reason
+            _log.info("leases of submission %s are not shrunk any more: %s", submission_id, reason)
+
+    def blamed(self, attempt: Attempt) -> None:
+        """A trial ran out of memory because its lease was made smaller: that is not done to its submission again.
+
+        The storage keeps it for whoever opens a trial of it later; those who run some now are told.
+        """
+        reason = f"{attempt.label} ran out of memory after its lease was made smaller"
+        self.keep(attempt.ticket.submission_id, reason)
+        event = {"keep_leases": attempt.ticket.submission_id, "reason": reason}
+        self._loop.queue_lane.submit(lambda: self._loop.port.tell(event), lambda _result, _error: None)
+
+    # ---- shrinking -----------------------------------------------------------------------------------
+
+    def end_exclusivity(self, attempt: Attempt) -> None:
+        """Ask a trial that ran alone, and has reported, to make do with what it has needed so far."""
+        loop = self._loop
+        if attempt.move is not None or self._keeps(attempt):
+            return
+        lease_bytes = loop.ledger.first_lease(attempt.lease_id, loop.memory.peak(attempt) or None)
+        if lease_bytes is not None:  # else its memory is not known yet: at the next reading, perhaps
+            self._ask(attempt, lease_bytes, time.monotonic(), alone=True)
+
+    def make_room(self, asked: Asked, free_bytes: int) -> None:
+        """Nothing that waits fits what was offered: make room where that does no harm.
+
+        Args:
+            asked: The queue's answer: the trial that the device is kept free for goes first, else the smallest.
+            free_bytes: What was offered.
+        """
+        kept_bytes = asked.earmark.vram_bytes if asked.earmark is not None else None
+        wanted_bytes = kept_bytes or asked.smallest_bytes
+        now_s = time.monotonic()
+        # What was just given back is not counted as free before it is seen to be.
+        if wanted_bytes is not None and not self._awaits_reading and not self._loop.ledger.offer(now_s).closed:
+            self._make_room(wanted_bytes, free_bytes, now_s)
+
+    def _make_room(self, wanted_bytes: int, free_bytes: int, now_s: float) -> None:
+        coming_bytes = sum(
+            attempt.lease_at_end_bytes - attempt.move.to_bytes
+            for attempt in self._running()
+            if attempt.move is not None and now_s - attempt.move.asked_at_s < _PATIENCE_S
+        )
+        missing_bytes = wanted_bytes - free_bytes - coming_bytes
+        for cut in plan_cuts(missing_bytes, self._candidates()):
+            attempt = self._loop.attempts[cut.lease_id]
+            _log.info(
+                "%s is to shrink from %s to %s: a trial waits for %s",
+                attempt.label,
+                format_bytes(attempt.lease_at_end_bytes),
+                format_bytes(cut.to_bytes),
+                format_bytes(wanted_bytes),
+            )
+            self._ask(attempt, cut.to_bytes, now_s)
+
+    def shrinkable_bytes(self) -> int:
+        """Return what running trials could give back if somebody needed it."""
+        return sum(candidate.slack_bytes for candidate in self._candidates())
+
+    def on_recapped(self, attempt: Attempt, data: Mapping[str, Any], now_s: float) -> None:
+        """A child has another cap: what it gave up is given away from now on."""
+        loop = self._loop
+        cap_bytes, held_bytes = int(data["cap_bytes"]), data["held_bytes"]
+        attempt.cap_bytes = cap_bytes
+        if held_bytes is not None:
+            attempt.sample = dataclasses.replace(attempt.sample, torch_reserved_bytes=int(held_bytes))
+        move = attempt.move
+        if move is None or data["asked_bytes"] != move.cap_bytes:
+            return  # it answers an order that was given before
+        attempt.move = None
+        if attempt.stage is not Stage.RUNNING:
+            return
+        before_bytes = attempt.lease_at_end_bytes
+        # A child without torch has no cap that counts; its lease is a matter of the books alone.
+        allowed_bytes = cap_bytes + loop.ledger.overhead_bytes if data["enforced"] else 0
+        if move.alone:
+            decision = loop.ledger.report_first(
+                attempt.lease_id, loop.memory.peak(attempt) or None, now_s, least_bytes=allowed_bytes
+            )
+            attempt.exclusive = not decision.granted
+            if attempt.exclusive and attempt.child is not None:
+                attempt.child.recap(loop.memory.cap(attempt))  # its memory is not known after all
+        else:
+            measured_bytes = None if held_bytes is None else int(held_bytes) + loop.ledger.overhead_bytes
+            decision = loop.ledger.shrink(
+                attempt.lease_id, max(move.to_bytes, allowed_bytes), now_s, measured_bytes=measured_bytes
+            )
+        _log.info("%s: %s", attempt.label, decision.reason)
+        attempt.lease_at_end_bytes = decision.lease_bytes
+        if decision.lease_bytes < before_bytes:
+            attempt.shrunk_from_bytes = max(attempt.shrunk_from_bytes or 0, before_bytes)
+            attempt.ooms_at_shrink = attempt.unhandled_ooms
+        loop.keepers_changed()
+        self._awaits_reading = True
+        loop.sampler.read_soon()  # the device must be seen to have it before it is given away
+
+    def on_reading(self) -> None:
+        """The device was read: what was given back is free."""
+        if self._awaits_reading:
+            self._awaits_reading = False
+            self._loop.wake()
+
+    def _ask(self, attempt: Attempt, to_bytes: int, now_s: float, *, alone: bool = False) -> None:
+        assert attempt.child is not None
+        cap_bytes = self._loop.memory.cap_of(to_bytes)
+        attempt.move = Move(to_bytes, cap_bytes, now_s, alone)
+        attempt.child.recap(cap_bytes)
+
+    def _candidates(self) -> Iterator[Candidate]:
+        overhead_bytes = self._loop.ledger.overhead_bytes
+        for attempt in self._running():
+            if self._may_shrink(attempt):
+                floor_bytes = floor_of(self._loop.memory.peak(attempt), overhead_bytes)
+                yield Candidate(attempt.lease_id, attempt.lease_at_end_bytes, floor_bytes)
+
+    def _may_shrink(self, attempt: Attempt) -> bool:
+        """Only a trial that has been once around, whose peak is known, and whose cap can be lowered."""
+        if attempt.exclusive or attempt.move is not None or not attempt.been_around or self._keeps(attempt):
+            return False
+        if attempt.declared or not self._loop.memory.peak(attempt):
+            return False
+        return self._on_cpu or (attempt.sample.cuda_initialized and attempt.sample.num_alloc_retries == 0)
+
+    def _keeps(self, attempt: Attempt) -> bool:
+        return attempt.ticket.submission_id in self._kept
+
+    def _running(self) -> Iterator[Attempt]:
+        for attempt in self._loop.attempts.values():
+            if attempt.stage is Stage.RUNNING and attempt.child is not None and attempt.ending is None:
+                yield attempt
+
+    # ---- growing -------------------------------------------------------------------------------------
+
+    def on_asked(self, attempt: Attempt, held_bytes: int, now_s: float) -> None:
+        """A child holds nearly all of its cap and asks for more: it gets what is free, or a no with the reason."""
+        child = attempt.child
+        if child is None or attempt.stage is not Stage.RUNNING or attempt.move is not None:
+            return  # one that is about to shrink hears of its new cap first, and asks again if it must
+        refusal = self._refusal(attempt)
+        if not refusal:
+            before_bytes = attempt.lease_at_end_bytes
+            refusal = self.grow(attempt, held_bytes + self._loop.ledger.overhead_bytes, now_s)
+            if attempt.lease_at_end_bytes > before_bytes:
+                return
+            _log.info("%s: %s", attempt.label, refusal)
+        attempt.refused_growth = refusal
+        child.stay(refusal)
+
+    def _refusal(self, attempt: Attempt) -> str:
+        if attempt.exclusive:
+            return "it has all that is free of the device already"
+        if attempt.declared:
+            return f"its submission says that each trial needs {format_bytes(attempt.lease_at_end_bytes)}"
+        return ""
+
+    def grow(self, attempt: Attempt, held_bytes: int, now_s: float) -> str:
+        """Give a trial a larger lease for what it holds, as far as there is room; return the ledger's sentence."""
+        loop = self._loop
+        decision = loop.ledger.grow(attempt.lease_id, int(held_bytes * _GROW_TO), now_s)
+        if decision.lease_bytes > attempt.lease_at_end_bytes:
+            _log.info("%s: %s", attempt.label, decision.reason)
+            attempt.lease_at_end_bytes = decision.lease_bytes
+            attempt.lease_bytes = max(attempt.lease_bytes, decision.lease_bytes)
+            if attempt.shrunk_from_bytes is not None and decision.lease_bytes >= attempt.shrunk_from_bytes:
+                attempt.shrunk_from_bytes = None  # it has back all that it gave
+            loop.keepers_changed()
+            if attempt.child is not None:
+                attempt.child.recap(loop.memory.cap_of(decision.lease_bytes))
+        return decision.reason
