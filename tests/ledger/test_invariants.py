@@ -8,6 +8,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from support.paper_card import PaperCard
 
 from vrampool.units import GIB, MIB
+from vrampool_worker.ledger import Earmark
 
 amounts = st.integers(1, 64).map(lambda step: step * 128 * MIB)
 shares = st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0])
@@ -161,6 +162,12 @@ class Card(RuleBasedStateMachine):
         while seconds > 0:
             self._look(min(step_s, seconds))
             seconds -= step_s
+
+    @rule(request=st.one_of(st.none(), amounts), kept=st.booleans())
+    def earmark(self, request, kept):
+        self.card.ledger.keep_for(Earmark("sub1-31", request, "t31") if kept else None)
+        offer = self.card.ledger.offer(self.card.now_s)
+        assert offer.room_bytes <= offer.free_bytes and (kept or offer.room_bytes == offer.free_bytes)
 
     @rule(act=st.sampled_from(["pause", "drain", "blind", "quarantine"]), request=amounts)
     def administer(self, act, request):
