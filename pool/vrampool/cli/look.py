@@ -19,8 +19,16 @@ from vrampool.units import format_bytes
 @click.argument("study_name", required=False)
 @pool_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def status(study_name: str | None, as_json: bool, **given: Any) -> int:
+@click.option("--check", "check_it", is_flag=True, help="Compare storage and Redis; exit code 1 where they differ.")
+@click.option("--fix", is_flag=True, help="With --check: mend what differs.")
+def status(study_name: str | None, as_json: bool, check_it: bool, fix: bool, **given: Any) -> int:
     """Show devices, studies and waiting trials; with STUDY_NAME its trials too."""
+    if fix and not check_it:
+        raise InputError("--fix mends what --check finds: give both")
+    if check_it:
+        from vrampool.cli.check import check
+
+        return check(take_settings(given), fix=fix, as_json=as_json)
     from rich.console import Console
 
     from vrampool.cli.memory_notes import RELEASES_SHOWN, device_notes
