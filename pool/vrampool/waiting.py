@@ -60,7 +60,7 @@ def _sentence(
     told = sorted((_about(job, worker, labels[worker.name], by_id) for worker in workers), key=lambda item: item[0])
     parts = [text for _, text in told[:_MOST]]
     if len(told) > _MOST:
-        parts.append(f"and {len(told) - _MOST} more devices cannot take it now either")
+        parts.append(f"and {len(told) - _MOST} more devices")
     text = f"waits for {wish}: {', '.join(parts)}"
     if all(rank >= _NEVER for (rank, _), _ in told):
         text += "; no device of the pool can run it as it is"

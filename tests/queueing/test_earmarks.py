@@ -393,3 +393,13 @@ def test_a_trial_that_runs_is_no_more_held_by_an_earmark(starved, connection, po
     starved.asks("w1")
     assert not connection.exists(starved.names.earmarks)
     assert Liveness(connection, pool).holders([taken.job_id]) == {taken.job_id: "w2"}
+
+
+def test_a_trial_that_found_no_room_before_it_was_made_has_waited_that_long(crowd, pool):
+    """The coordinator creates trials when a device has room; one for which none ever has is made after the limit."""
+    crowd.worker("w1", 4)
+    crowd.queue.enqueue([ticket(pool, 1, 16 * GIB)], waited_s=LIMIT_S + 1)
+    (waiting,) = crowd.queue.waiting()
+    assert waiting.passed_over_s == pytest.approx(LIMIT_S + 1, abs=5) and waiting.waits_s < 5
+    crowd.asks("w1")
+    assert crowd.earmarks == {"w1": 1}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from vrampool.queueing import WorkerRecord
 
 
 @dataclass(frozen=True)
@@ -14,6 +16,20 @@ class Room:
     free_bytes: int
     idle: bool  #: nothing runs on it, so it could take an exclusive trial
     slots: int  #: trials it may start yet
+
+
+def rooms_of(records: Iterable[WorkerRecord]) -> list[Room]:
+    """Return what the devices that take trials can take now; one that is kept free for a trial has less for others."""
+    return [
+        Room(
+            record.device_id,
+            record.open_bytes,
+            not record.running and not record.earmark,
+            record.slots - len(record.running),
+        )
+        for record in records
+        if record.state == "ready"
+    ]
 
 
 def fits(request_bytes: int | None, room: Room) -> bool:

@@ -47,7 +47,10 @@ for index = from, to, step do
     local since, passed = unpack(redis.call('HMGET', key, 'queued_at_ms', 'passed_ms'), 1, 2)
     redis.call('DEL', key, executions, results_prefix .. job.id)
     redis.call('HSET', key, 'queued_at_ms', since or now_ms, unpack(ARGV, job.first, job.last))
-    if passed then redis.call('HSET', key, 'passed_ms', passed) end -- it has waited since then all the same
+    -- It has waited since then all the same; or before it was made.
+    local waited_ms = tonumber(redis.call('HGET', key, 'waited_ms')) or 0
+    if not passed and waited_ms > 0 then passed = string.format('%.0f', tonumber(now_ms) - waited_ms) end
+    if passed then redis.call('HSET', key, 'passed_ms', passed) end
     if not listed then
       redis.call(ARGV[2] == 'front' and 'LPUSH' or 'RPUSH', waiting, job.id)
     end

@@ -75,6 +75,7 @@ class JobQueue:
         avoid: str = "",
         avoid_s: float = AVOID_S,
         front: bool = False,
+        waited_s: float = 0.0,
     ) -> list[str]:
         """Put trials into the list, in their order. One that waits already, or that a worker holds, stays as it is.
 
@@ -86,6 +87,7 @@ class JobQueue:
             avoid: Ids of devices that shall not take them for `avoid_s` seconds, with commas.
             avoid_s: How long; 0 for not at all.
             front: Ahead of all that wait, for retries.
+            waited_s: For so long no device had room for them before they were made; it counts for the age limit.
 
         Returns:
             The ids of jobs that were not in the list before.
@@ -97,10 +99,12 @@ class JobQueue:
         batches = [tickets[start : start + _BATCH] for start in range(0, len(tickets), _BATCH)]
         put: list[str] = []
         for batch in reversed(batches) if front else batches:
-            put += self._enqueue(batch, requires, avoid, avoid_s, front)
+            put += self._enqueue(batch, requires, avoid, avoid_s, front, waited_s)
         return put
 
-    def _enqueue(self, tickets: Sequence[Ticket], requires: str, avoid: str, avoid_s: float, front: bool) -> list[str]:
+    def _enqueue(
+        self, tickets: Sequence[Ticket], requires: str, avoid: str, avoid_s: float, front: bool, waited_s: float
+    ) -> list[str]:
         names = self._names
         args: list[Word] = [
             "" if self._epoch is None else self._epoch,
@@ -124,6 +128,7 @@ class JobQueue:
                 "requires": requires,
                 "avoid": avoid,
                 "avoid_ms": int(avoid_s * 1000) if avoid else 0,
+                "waited_ms": int(waited_s * 1000),
             }
             words = hash_of(make_job(self._connection, self._signer, ticket), extra)
             args += [job_id_of(ticket.submission_id, ticket.number), len(words), *words]
