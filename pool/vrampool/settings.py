@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import getpass
 import os
-import sys
 import tempfile
 import tomllib
 from collections.abc import Mapping
@@ -40,6 +39,10 @@ class Settings:
     share: bool = False  #: let this worker share its device with another worker (own budget needed)
     max_trials: int | None = None  #: children at once on a device; None: 16 on a GPU, the number of cores on the CPU
     spares: int = 1  #: children spawned ahead, each for one trial
+    start_method: str = "spawn"  #: of trials: "spawn", or "forkserver" where trials are short
+    spare_memory: str = "10%"  #: of the host's memory that children which wait may hold, over what `spares` asks for
+    concurrency: str = "auto"  #: "auto": as many trials as a card gains from; "memory": as many as fit
+    mps: str = "off"  #: NVIDIA's Multi-Process Service: "on", "off", "auto": where caps hold and the budget leaves room
     preload: str = "torch,torch._dynamo"  #: modules a spare imports if they are installed; "" for none
     lease_ttl_s: float = 6.0  #: a worker silent for longer is taken for dead; twice this plus a beat bounds recovery
     grace_s: float = 30.0  #: after SIGTERM running trials may finish for so long
@@ -48,6 +51,7 @@ class Settings:
     age_limit_s: float = 120.0  #: a trial passed over for longer earmarks a device
     sample_s: float = 0.5  #: pause between two readings of a device
     nvml_timeout_s: float = 10.0  #: a reading that takes longer stops admission
+    give_back_s: float = 30.0  #: a dead trial's memory is awaited for so long, and the end of a killed process
     idle_exit_s: float = 600.0  #: a detached pool with nothing to do ends after so long; 0: never
     log_bytes: int = 256 * 1024  #: kept of each trial's output: a quarter of it from its head, the rest from its tail
     bundle_bytes: int = 8 * 1024**2  #: largest bundle of a notebook objective
@@ -202,10 +206,17 @@ def _convert(item: dataclasses.Field[Any], value: Any, source: str) -> Any:
         raise SettingsError(f"{source} has the value {value!r}, which is not {kind.replace(' | None', '')}") from None
 
 
+_CHOICES = {
+    "start_method": ("spawn", "forkserver"),
+    "concurrency": ("auto", "memory"),
+    "mps": ("off", "on", "auto"),
+}
+
+
 def _check(settings: Settings) -> None:
     if not settings.pool or not all(char.isalnum() or char in "-_." for char in settings.pool):
         raise SettingsError(f"pool name {settings.pool!r} may hold letters, digits, '-', '_' and '.' only")
-    for name in ("lease_ttl_s", "sample_s", "nvml_timeout_s"):
+    for name in ("lease_ttl_s", "sample_s", "nvml_timeout_s", "give_back_s"):
         if getattr(settings, name) <= 0:
             raise SettingsError(f"{name} must be more than 0, not {getattr(settings, name)}")
     for name in ("grace_s", "stop_ask_s", "age_limit_s", "idle_exit_s", "spares"):
@@ -214,6 +225,9 @@ def _check(settings: Settings) -> None:
     if settings.max_trials is not None and settings.max_trials < 1:
         raise SettingsError(f"max_trials must be at least 1, not {settings.max_trials}")
     _check_sizes(settings)
+    for name, words in _CHOICES.items():
+        if getattr(settings, name) not in words:
+            raise SettingsError(f"{name} must be {', '.join(map(repr, words))}, not {getattr(settings, name)!r}")
     if settings.objectives not in ("any", "import"):
         raise SettingsError(f"objectives must be 'any' or 'import', not {settings.objectives!r}")
 
@@ -221,7 +235,8 @@ def _check(settings: Settings) -> None:
 def _check_sizes(settings: Settings) -> None:
     """See that the sizes can be read; whether a budget fits its device is seen where the device is."""
     try:
-        parse_budget(settings.budget, sys.maxsize)
+        parse_budget(settings.budget, 2**62)
+        parse_budget(settings.spare_memory, 2**62)
         if settings.vram_total is not None:
             parse_bytes(settings.vram_total, what="vram_total")
     except RequestError as error:

@@ -149,18 +149,6 @@ def test_a_device_that_tells_nothing_is_managed_by_bookkeeping(card):
     assert card.free_bytes == 24 * GIB
 
 
-def test_a_busy_card_takes_no_more_while_something_runs():
-    card = PaperCard(utilisation_bound=0.8)
-    card.utilisation = 0.9
-    card.pass_time(5)
-    assert card.start("1", GIB).granted
-    assert not card.start("2", GIB).granted
-    assert "busy to 90 %" in card.ledger.explain(GIB, card.now_s)
-    card.utilisation = 0.5
-    card.pass_time(5)
-    assert card.start("2", GIB).granted
-
-
 # -- states ---------------------------------------------------------------------------------------------------------
 
 

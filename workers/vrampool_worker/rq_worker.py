@@ -35,7 +35,8 @@ from vrampool_worker.desk import StudyDesk
 from vrampool_worker.devices import Device, device_lock, find_devices
 from vrampool_worker.environment import child_environment
 from vrampool_worker.lanes import Inbox
-from vrampool_worker.ledger import Ledger
+from vrampool_worker.ledger import Concurrency, Ledger
+from vrampool_worker.ledger.concurrency import BUSY, BUSY_MPS
 from vrampool_worker.lineage import marked
 from vrampool_worker.listener import Listener
 from vrampool_worker.queue_port import QueuePort
@@ -126,14 +127,19 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
         return settings
 
     def _make_loop(self, settings: Settings, signer: Signer, device: Device, inbox: Inbox) -> WorkerLoop:
+        slots = settings.max_trials or device.default_slots
+        # On the CPU there are as many trials as cores; on a card nobody can know beforehand.
+        finds = device.kind == "cuda" and settings.concurrency == "auto"
         ledger = Ledger(
             device.id,
             device.total_bytes,
             parse_budget(settings.budget, device.total_bytes),
-            settings.max_trials or device.default_slots,
+            slots,
+            concurrency=Concurrency(slots, busy=BUSY if settings.mps == "off" else BUSY_MPS) if finds else None,
             label=device.label,
             kind=device.kind,
             shared=settings.share,
+            give_back_s=settings.give_back_s,
         )
         desk = StudyDesk(settings, signer, self.name, lambda spec: why_not(spec, settings))
         port = QueuePort(

@@ -90,6 +90,7 @@ class Ledger:
             return
         self._blocks.pop("blind", None)
         self._accounts.note(reading, measured, now_s)
+        self._lift_if_gone()
         if self._concurrency is not None:
             running = {lease.lease_id: lease.work for lease in self._leases.values() if lease.ended_at_s is None}
             self._concurrency.observe(running, reading.utilisation, now_s)
@@ -98,7 +99,6 @@ class Ledger:
         """Learn what a trial has counted so far, optimizer steps or reports: from that its speed is known."""
         if self._concurrency is not None:
             self._concurrency.progressed(lease_id, count, now_s)
-        self._lift_if_gone()
 
     def learn_overhead(self, lease_id: str, torch_reserved_bytes: int) -> None:
         """Learn what the driver holds for a process, from a trial's own report of torch's allocator, made just now."""
