@@ -73,6 +73,10 @@ format: $(VENV)/.dev-installed  ## write the source the way `make check` wants i
 bench: $(VENV)/.dev-installed  ## measure this machine: overheads, packing, the whole search
 	$(BIN)/python -m benchmarks $(ARGS)
 
+.PHONY: browser
+browser:  ## install the headless Chromium that tests the dashboard's page, where there is none
+	@bash requirements/browser.sh
+
 .PHONY: deploy-check
 deploy-check: $(VENV)/.dev-installed $(VENV)/.deploy-installed  ## check all of deploy/; names what it must skip
 	$(BIN)/python -m pytest tests/deploy $(ARGS)
@@ -107,6 +111,6 @@ $(VENV)/.deploy-installed: requirements/deploy.txt requirements/deploy.sh $(PINS
 
 $(VENV)/.dev-installed: pyproject.toml $(PINS) $(VENV)/.torch-installed
 	@echo "Installing vrampool and what tests and checks need into $(VENV); once."
-	@$(INSTALL) --editable '.[torch,viz,postgres]' --group test --group check
+	@$(INSTALL) --editable '.[torch,viz,postgres,dashboard]' --group test --group check
 	@$(COMPILE)
 	@touch $@

@@ -130,7 +130,7 @@ def test_the_pinned_versions_are_allowed_by_the_package():
     extras, groups = project["project"]["optional-dependencies"], project["dependency-groups"]
     wanted = [
         *project["project"]["dependencies"],
-        *chain.from_iterable(extras[name] for name in ("torch", "viz", "postgres")),
+        *chain.from_iterable(extras[name] for name in ("torch", "viz", "postgres", "dashboard")),
         *chain.from_iterable(groups[name] for name in ("test", "check")),
     ]
     outside = []

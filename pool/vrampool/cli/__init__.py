@@ -16,6 +16,7 @@ _COMMANDS = {
     "submit": "vrampool.cli.run:submit",
     "status": "vrampool.cli.look:status",
     "why": "vrampool.cli.look:why",
+    "dashboard": "vrampool.cli.dashboard:dashboard",
     "logs": "vrampool.cli.logs:logs",
     "stop": "vrampool.cli.manage:stop",
     "up": "vrampool.cli.manage:up",
