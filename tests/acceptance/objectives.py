@@ -371,3 +371,29 @@ def leave_a_daemon(trial):
         os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)"], {})
     os.waitpid(first, 0)
     return wait_for_file(trial)
+
+
+def hold_on_card(trial):
+    """Hold 1 GiB of the card through torch, and wait."""
+    import torch
+
+    held = torch.empty(1024**3, device="cuda")
+    waited = wait_for_file(trial)
+    del held
+    return waited
+
+
+def hold_a_gib(trial):
+    """Hold 1 GiB of the fake card, by nobody's allocator, until a reading has seen it."""
+    from support.fake_nvml import hold as hold_card
+
+    hold_card(1024**3)
+    time.sleep(0.5)
+    return 1.0
+
+
+def tell_pid_and_wait(trial):
+    place = Path(os.environ["TOLD"])
+    place.with_suffix(".new").write_text(str(os.getpid()))
+    place.with_suffix(".new").rename(place)
+    return wait_for_file(trial)

@@ -24,6 +24,7 @@ class Held:
     record: WorkerRecord
     jobs: tuple[str, ...] = ()  #: job ids with a liveness lease
     executions: tuple[tuple[str, str], ...] = ()  #: (job id, RQ execution id)
+    urgent: bool = True  #: not only figures have changed: it is told before the next beat
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,11 @@ class Beat:
         self._thread.start()
 
     def tell(self, held: Held) -> None:
-        """Give it what is held now and have it told soon."""
+        """Give it what is held now and have it told, soon if it is urgent."""
         self.held = held
         self._forgotten &= set(held.jobs)
-        self._news.set()
+        if held.urgent:
+            self._news.set()
 
     def forget(self, job_id: str) -> None:
         """Renew this job no more, from now on: a beat that is under way is waited for.

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("vrampool.worker")
 _RETRY_S = 1.0
+#: What trials hold changes all the time; beats carry figures that are no older than this.
+FIGURES_S = 1.0
 #: Pause between two samples of a device on which nothing runs: others' use of it is still seen.
 IDLE_SAMPLE_S = 5.0
 
@@ -33,6 +35,7 @@ class Chronicle:
     def __init__(self, loop: WorkerLoop) -> None:
         self._loop = loop
         self._told: tuple[Any, ...] | None = None
+        self._told_s = 0.0
         self._pending = 0
         self._sampled_at = 0.0  # seconds since the epoch
         self._was_busy = False
@@ -50,8 +53,8 @@ class Chronicle:
     # ---- the record ----------------------------------------------------------------------------------
 
     def held(self) -> Held | None:
-        """Return what is held now if that is news for the coordinator, else None."""
-        loop = self._loop
+        """Return what is held now if that is news for the coordinator, or for people from time to time; else None."""
+        loop, now_s = self._loop, time.monotonic()
         offer = loop.ledger.offer(time.monotonic())
         state, reason = loop.ledger.state
         running = [item for item in loop.attempts.values() if item.stage in (Stage.OPENING, Stage.RUNNING)]
@@ -67,10 +70,12 @@ class Chronicle:
             tuple(loop.refused),
             loop.releases.sentences,
             loop.unknown_fields,
+            loop.ledger.overhead_bytes,
         )
-        if news == self._told:
+        urgent = news != self._told
+        if not urgent and now_s - self._told_s < FIGURES_S:
             return None
-        self._told = news
+        self._told, self._told_s = news, now_s
         record = self._record(offer.free_bytes, state, offer.reason or reason)
         jobs = tuple(
             item.job_id
@@ -82,7 +87,7 @@ class Chronicle:
             for item in loop.attempts.values()
             if item.execution_id is not None and item.job_id in jobs
         )
-        return Held(record, jobs, executions)
+        return Held(record, jobs, executions, urgent)
 
     def _record(self, free_bytes: int, state: str, reason: str) -> WorkerRecord:
         loop = self._loop

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("vrampool.worker")
 
-#: A process that is still there so long after it was killed hangs in the kernel or the driver.
-UNKILLABLE_S = 30.0
 #: How often the log repeats that memory is still missing: not with every reading.
 AGAIN_S = 60.0
 _COMMAND_LETTERS = 80
@@ -149,7 +147,8 @@ class ReleaseWatch:
         """Look every few seconds: who should be gone and is not?"""
         now_s = time.monotonic()
         for child in self._loop.runner.children - self._stuck:
-            if child.ending_since_s is not None and now_s - child.ending_since_s > UNKILLABLE_S:
+            limit_s = self._loop.settings.give_back_s  # killed for so long: it hangs in the kernel or the driver
+            if child.ending_since_s is not None and now_s - child.ending_since_s > limit_s:
                 self._stuck.add(child)
                 what = self._loop.runner.label_of(child)
                 self._loop.ledger.quarantine(
