@@ -39,6 +39,13 @@ from vrampool.settings import Settings, load_settings
     "--grace", "grace_s", type=float, metavar="S", help="After SIGTERM trials may finish for so long (default: 30)."
 )
 @click.option(
+    "--age-limit",
+    "age_limit_s",
+    type=float,
+    metavar="S",
+    help="A trial passed over for so long has a device kept free for it (default: 120).",
+)
+@click.option(
     "--share", is_flag=True, default=None, help="Share the device with another worker; needs an own --budget."
 )
 @click.option("--objectives", type=click.Choice(["any", "import"]), help="import: refuse objectives from notebooks.")

@@ -21,6 +21,14 @@ _POOL = [
     click.option("--debug", is_flag=True, default=None, help="Show tracebacks."),
 ]
 _GPU = click.option("--gpu", metavar="WHICH", help="all, cpu, or indices or UUIDs with commas (default: all).")
+#: Of workers, and of the coordinator: it counts how long a submission found no room for any trial.
+AGE_LIMIT = click.option(
+    "--age-limit",
+    "age_limit_s",
+    type=float,
+    metavar="S",
+    help="A trial passed over for so long has a device kept free for it (default: 120).",
+)
 _DEVICE = [
     click.option("--budget", metavar="SIZE", help="Memory a device may have in use: 85%, 20GiB, bytes (default: 85%)."),
     click.option("--max-trials", type=int, help="Trials at once on a device."),
@@ -37,6 +45,7 @@ _DEVICE = [
         "--mps", type=click.Choice(["off", "on", "auto"]), help="Share cards through NVIDIA's MPS (default: off)."
     ),
     click.option("--preload", metavar="MODULES", help="What a spare process imports (default: torch,torch._dynamo)."),
+    AGE_LIMIT,
 ]
 _SETTING_NAMES = frozenset(Settings.__dataclass_fields__)
 

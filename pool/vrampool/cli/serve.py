@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from vrampool.cli.options import pool_options, take_settings
+from vrampool.cli.options import AGE_LIMIT, pool_options, take_settings
 from vrampool.errors import InputError
 from vrampool.health import SignOfLife
 from vrampool.processes import EMBEDDED, ServiceManager, end_with_keeper, keep_secrets, patiently
@@ -22,6 +22,7 @@ STUCK_S = 60.0
 
 @click.command()
 @pool_options
+@AGE_LIMIT
 @click.option("--exit-when-idle", is_flag=True, help="End when there was nothing to do for VRAMPOOL_IDLE_EXIT_S.")
 def coordinator(exit_when_idle: bool, **given: Any) -> int:
     """Ask the studies of a pool for trials and enqueue them."""
