@@ -77,6 +77,10 @@ bench: $(VENV)/.dev-installed  ## measure this machine: overheads, packing, the 
 browser:  ## install the headless Chromium that tests the dashboard's page, where there is none
 	@bash requirements/browser.sh
 
+.PHONY: bench-gpu
+bench-gpu: $(VENV)/.dev-installed  ## measure an NVIDIA GPU: memory given back, caps, verdicts, victims
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
+
 .PHONY: deploy-check
 deploy-check: $(VENV)/.dev-installed $(VENV)/.deploy-installed  ## check all of deploy/; names what it must skip
 	$(BIN)/python -m pytest tests/deploy $(ARGS)

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import optuna
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks import footprint, handover, reports, throughput
-from benchmarks.rows import Row
+from benchmarks.rows import Row, table
 
 PARTS = {
     "footprint": footprint.measure,
@@ -40,13 +39,7 @@ def main() -> int:
         started = time.monotonic()
         rows += PARTS[name]()
         print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr)
-    table = Table(title=f"{os.cpu_count()} cores, load at the start {load:.1f}", box=None, header_style="bold")
-    for column in ("what", "measured", "goal", ""):
-        table.add_column(column, justify="right" if column in ("measured", "goal") else "left")
-    for row in rows:
-        verdict = "" if row.kept is None else "[green]kept[/green]" if row.kept else "[red]missed[/red]"
-        table.add_row(row.what, row.measured, row.goal, verdict)
-    console.print(table)
+    console.print(table(rows, f"{os.cpu_count()} cores, load at the start {load:.1f}"))
     if arguments.json:
         arguments.json.write_text(json.dumps([row.to_json() for row in rows], indent=1))
     return 1 if any(row.kept is False for row in rows) else 0

@@ -113,3 +113,20 @@ def greedy(trial):
     torch.cuda.synchronize()
     time.sleep(0.2)
     return float(block[0])
+
+
+def sized(trial):
+    """Hold so many GiB, as a model would: in pieces, with the libraries loaded that a step loads; report; give back."""
+    import torch
+
+    gib = trial.suggest_float("gib", 0.5, 64.0)
+    image, kernel = torch.ones(8, 3, 64, 64, device="cuda"), torch.ones(16, 3, 3, 3, device="cuda")
+    matrix = torch.ones(1024, 1024, device="cuda")
+    held = []
+    while len(held) < gib * 4:
+        held.append(torch.empty(256 * 1024**2, dtype=torch.uint8, device="cuda").fill_(1))
+    loss = (matrix @ matrix).mean() + torch.nn.functional.conv2d(image, kernel).mean()
+    trial.report(float(loss), 0)
+    torch.cuda.synchronize()
+    time.sleep(1.0)  # so that readings see it
+    return float(len(held))

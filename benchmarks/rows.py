@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
 import vrampool
 
 OBJECTIVES = Path(__file__).with_name("objectives.py")
@@ -25,6 +27,17 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def table(rows: Sequence[Row], title: str) -> Table:
+    """Return the rows as a table with goals and verdicts."""
+    drawn = Table(title=title, box=None, header_style="bold")
+    for column in ("what", "measured", "goal", ""):
+        drawn.add_column(column, justify="right" if column in ("measured", "goal") else "left")
+    for row in rows:
+        verdict = "" if row.kept is None else "[green]kept[/green]" if row.kept else "[red]missed[/red]"
+        drawn.add_row(row.what, row.measured, row.goal, verdict)
+    return drawn
 
 
 def percentile(values: Sequence[float], share: float) -> float:
