@@ -87,6 +87,8 @@ def _about(job: WaitingJob, worker: WorkerRecord, label: str, by_id: Mapping[str
     away_s = job.avoid_until - (job.queued_at + job.waits_s)
     if worker.device_id in job.avoid and away_s > 0:
         return (4, 0), f"{label} is avoided for {away_s:.0f} s more, as its memory ran out there"
+    if job.submission_id in worker.full_submissions:
+        return (4, 2), f"{label} runs as many trials of its submission as it may"
     if job.earmarked_by == worker.name:
         return (0, 0), f"{label} is earmarked for it and {_room(worker)} so far"
     if worker.earmark and worker.earmark != job.job_id:

@@ -204,12 +204,13 @@ def test_for_a_whole_device_the_one_that_holds_least_is_chosen(crowd, pool):
         {"state": "paused"},
         {"state": "quarantined"},
         {"refused": {"sub1": "other source"}},
+        {"full_submissions": ("sub1",)},
         {"device_kind": "cpu"},
         {"device_id": "GPU-x"},
         {"most_bytes": 15 * GIB},
         {"most_bytes": None},
     ],
-    ids=["paused", "quarantined", "refuses", "lacks", "avoided", "too small", "tells too little"],
+    ids=["paused", "quarantined", "refuses", "full", "lacks", "avoided", "too small", "tells too little"],
 )
 def test_a_device_that_could_not_run_it_is_not_kept_free(crowd, pool, changes):
     crowd.worker("w1", 4)

@@ -101,6 +101,11 @@ def test_a_device_that_is_avoided_says_for_how_long():
     assert "avoided" not in why(worker(0, 20), avoid=("GPU-0",), avoid_until=1039.0)
 
 
+def test_a_submission_s_own_limit_for_a_device_is_told():
+    sentence = why(worker(0, 20, full_submissions=("sub1",)))
+    assert sentence == "waits for 14.2 GiB: GPU 0 runs as many trials of its submission as it may"
+
+
 def test_a_device_with_nothing_to_give_says_it_in_the_ledgers_words():
     full = worker(0, 0, reason="GPU 0 runs 16 of at most 16 trials")
     assert why(full) == "waits for 14.2 GiB: GPU 0 runs 16 of at most 16 trials"

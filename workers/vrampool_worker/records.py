@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vrampool._version import __version__
 from vrampool.messages import WIRE_VERSION, EndKind
 from vrampool.queueing import RunningTrial, TransientRedisError, WorkerRecord
+from vrampool_worker.asking import full_submissions
 from vrampool_worker.attempts import Attempt, Stage
 from vrampool_worker.beat import Held
 from vrampool_worker.devices import DeviceReading
@@ -114,6 +115,7 @@ class Chronicle:
             total_bytes=loop.device.total_bytes,
             budget_bytes=loop.ledger.budget_bytes,
             free_bytes=free_bytes,
+            grantable_bytes=loop.ledger.grantable_bytes,
             shrinkable_bytes=loop.memory.moves.shrinkable_bytes() if state == "ready" else 0,
             slots=loop.ledger.max_trials,
             state=state,
@@ -124,6 +126,7 @@ class Chronicle:
             most_bytes=loop.ledger.most_bytes(time.monotonic()),
             room_bytes=loop.ledger.offer(time.monotonic()).room_bytes,
             earmark=loop.ledger.earmark.job_id if loop.ledger.earmark else "",
+            full_submissions=tuple(full_submissions(loop)),
             unknown=loop.unknown_fields,
             leftovers=loop.releases.sentences,
             overhead_bytes=loop.ledger.overhead_bytes if loop.device.kind == "cuda" else None,

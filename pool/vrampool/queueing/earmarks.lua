@@ -23,16 +23,18 @@ local function is_whole(id) return redis.call('HEXISTS', job_prefix .. id, 'data
 local function is_held(id) return redis.call('EXISTS', live_prefix .. id) == 1 end
 
 local function read_job(id) -- nil when it is no job of ours
-  local vram_bytes, submission, requires, avoid, avoid_ms, queued_at_ms, refused_by, passed_ms = unpack(redis.call(
-    'HMGET', job_prefix .. id,
-    'vram_bytes', 'submission', 'requires', 'avoid', 'avoid_ms', 'queued_at_ms', 'refused_by', 'passed_ms'), 1, 8)
+  local found = redis.call(
+    'HMGET', job_prefix .. id, 'vram_bytes', 'submission', 'requires', 'avoid', 'avoid_ms', 'queued_at_ms',
+    'refused_by', 'passed_ms', 'beyond_bytes')
+  local vram_bytes, submission, requires, avoid, avoid_ms, queued_at_ms, refused_by, passed_ms, beyond_bytes =
+    unpack(found, 1, 9)
   vram_bytes = tonumber(vram_bytes)
   if vram_bytes == nil then return nil end
   return {
     id = id, bytes = vram_bytes, exclusive = vram_bytes < 0, submission = submission, requires = requires,
     -- Avoiding ends after a while, or a pool with one device would wait for ever.
     avoid = now_ms < (tonumber(queued_at_ms) or 0) + (tonumber(avoid_ms) or 0) and avoid or '',
-    refused_by = refused_by, passed_ms = tonumber(passed_ms),
+    refused_by = refused_by, passed_ms = tonumber(passed_ms), beyond_bytes = tonumber(beyond_bytes) or 0,
   }
 end
 
@@ -55,6 +57,7 @@ local function recorded(name) -- any other, as it last told; nil when it is gone
   local can, refuses, held_bytes = set_of(record.capabilities or {}), {}, 0
   can[record.device_kind or ''] = true
   for submission in pairs(record.refused or {}) do refuses[submission] = true end
+  for _, submission in ipairs(record.full_submissions or {}) do refuses[submission] = true end
   for _, trial in ipairs(record.running or {}) do
     local measured_bytes = type(trial.measured_bytes) == 'number' and trial.measured_bytes or 0
     held_bytes = held_bytes + math.max(trial.lease_bytes or 0, measured_bytes)
@@ -77,6 +80,8 @@ end
 local function suits(job, device)
   if not device.ready then return false end
   if device.most_bytes and job.bytes > device.most_bytes then return false end
+  -- It has failed with so much already.
+  if device.most_bytes and job.exclusive and job.beyond_bytes >= device.most_bytes then return false end
   if job.submission and device.refuses[job.submission] then return false end
   return each(job.requires, function(word) return device.can[word] end)
     and each(job.refused_by, function(word) return word ~= device.name end)

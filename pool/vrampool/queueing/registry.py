@@ -56,10 +56,12 @@ class WorkerRecord:
     most_bytes: int | None = None  #: free if no trial were on the device; None: written by an older worker
     room_bytes: int | None = None  #: of `free_bytes`, for others than the earmark's trial; None: all of it
     earmark: str = ""  #: the job that the device is kept free for, as far as the worker has heard
+    full_submissions: tuple[str, ...] = ()  #: they run as many trials on the device as they allow for one
     capabilities: tuple[str, ...] = ()  #: beside its device's kind; what a trial's `requires` is compared with
     unknown: tuple[str, ...] = ()  #: figures that a GPU does not tell: names of a reading's fields
     leftovers: tuple[str, ...] = ()  #: what ended trials left in use on the device, and who holds it, in words
     overhead_bytes: int | None = None  #: what a trial's lease is larger than the cap on torch's allocator; CPU: None
+    grantable_bytes: int | None = None  #: of the budget, what a trial can get at most: the rest is the driver's
     shrinkable_bytes: int = 0  #: what its running trials could give back for one that waits
     beat_at: float = 0.0  #: seconds since the epoch, by the worker's clock
 
@@ -82,8 +84,12 @@ class WorkerRecord:
         """Read a record back; keys that a newer worker added are dropped."""
         values = _known(cls, raw)
         values["running"] = tuple(RunningTrial.from_json(item) for item in values.get("running", ()))
-        values |= {name: tuple(values[name]) for name in ("unknown", "leftovers", "capabilities") if name in values}
+        values |= {name: tuple(values[name]) for name in _TUPLES if name in values}
         return cls(**values)
+
+
+#: Fields that JSON gives back as lists.
+_TUPLES = ("unknown", "leftovers", "capabilities", "full_submissions")
 
 
 def _known(cls: type[Any], raw: dict[str, Any]) -> dict[str, Any]:
@@ -105,7 +111,8 @@ class Registry:
         keys = [names.worker_prefix + record.name, names.workers, names.budgets, names.budgets_seen]
         body = json.dumps(record.to_json(), separators=(",", ":"))
         ttl_ms = int(ttl_s * 1000)
-        args: list[Word] = [record.name, body, ttl_ms, record.device_id, record.budget_bytes, BUDGET_KEPT_S * 1000]
+        largest_bytes = record.budget_bytes if record.grantable_bytes is None else record.grantable_bytes
+        args: list[Word] = [record.name, body, ttl_ms, record.device_id, largest_bytes, BUDGET_KEPT_S * 1000]
         run_script(self._connection, "beat", keys, args)
 
     @talks_to_redis
