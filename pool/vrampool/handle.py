@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 from vrampool import retries
 from vrampool.errors import StudyFailedError
 from vrampool.messages import AttemptFacts, EndKind, SubmissionSpec
-from vrampool.queueing import Events, Registry, TransientRedisError
+from vrampool.queueing import Events, History, Registry, TransientRedisError
 from vrampool.storage import FINAL_STATES, Catalog, SubmissionRow, SubmissionState, attempt_of, mark_of
 from vrampool.units import format_bytes
 
@@ -71,6 +71,7 @@ class Handle:
         self._catalog = Catalog(storage)
         self._events = Events(connection, pool)
         self._registry = Registry(connection, pool)
+        self._history = History(connection, pool)
         self._yielded: set[int] = set()
         self.callbacks: list[Callback] = []
         self.check: Callable[[], None] = lambda: None  #: raises what ended the pool by itself
@@ -131,6 +132,13 @@ class Handle:
             for column in ("request_bytes", "lease_bytes", "peak_bytes", "device", "end"):
                 frame[column] = [getattr(facts.get(number), column, None) for number in frame["number"]]
         return frame
+
+    def releases(self) -> list[dict[str, Any]]:
+        """Return what came back after the study's trials, for pictures; empty while Redis is away."""
+        try:
+            return self._history.releases(self.study_name)
+        except TransientRedisError:
+            return []
 
     def finished_roots(self, trials: Sequence[FrozenTrial] | None = None) -> list[FrozenTrial]:
         """Return the last attempt of every root trial that has ended for good and counts, in order of its end.

@@ -18,6 +18,7 @@ _COMMANDS = {
     "why": "vrampool.cli.look:why",
     "dashboard": "vrampool.cli.dashboard:dashboard",
     "logs": "vrampool.cli.logs:logs",
+    "report": "vrampool.cli.report:report",
     "stop": "vrampool.cli.manage:stop",
     "up": "vrampool.cli.manage:up",
     "down": "vrampool.cli.manage:down",

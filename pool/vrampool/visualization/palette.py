@@ -33,3 +33,48 @@ def _oklch(lightness: float, chroma: float, hue: float) -> Colour:
 def _gamma(value: float) -> float:
     value = min(max(value, 0.0), 1.0)
     return 12.92 * value if value <= 0.0031308 else 1.055 * value ** (1 / 2.4) - 0.055
+
+
+#: What is drawn in what colour, on white. The report's page has another value for each where the reader likes it dark.
+INK = "#2b2f36"
+MUTED = "#6f7783"
+GRID = "#e6e8ec"
+DRIVER = "#c3c8cf"
+STRANGERS = "#8d95a1"
+BUDGET = "#b4233a"
+ACCENT = "#3567a6"
+FAINT = "#a9bfdb"
+COMPLETE = "#2f8577"
+PRUNED = "#b8862c"
+FAILED = "#c2473f"
+RETRIED = "#8a63a8"
+PAPER = "#fffffe"  #: what lies behind a label: white, told apart from a white that must stay white
+DARK = {
+    INK: "#e3e6eb",
+    MUTED: "#98a1ae",
+    GRID: "#2d323a",
+    DRIVER: "#59616c",
+    STRANGERS: "#7b8492",
+    BUDGET: "#ff7a86",
+    ACCENT: "#74a5e0",
+    FAINT: "#3f5a7d",
+    COMPLETE: "#55b8a6",
+    PRUNED: "#dcae57",
+    FAILED: "#f07c72",
+    RETRIED: "#b691d4",
+    PAPER: "#15181d",
+}
+END_COLOURS = {"complete": COMPLETE, "pruned": PRUNED, "oom": FAILED, "infeasible": FAILED}
+#: Marker (matplotlib's, plotly's) of each end; the same letter for colour-blind readers as for others.
+END_MARKERS = {
+    "complete": ("o", "circle"),
+    "pruned": ("v", "triangle-down"),
+    "oom": ("X", "x"),
+    "infeasible": ("s", "square"),
+}
+OTHER_MARKER = ("D", "diamond")
+
+
+def end_colour(end: str) -> str:
+    """Return the colour of an `EndKind`."""
+    return END_COLOURS.get(end, RETRIED)
