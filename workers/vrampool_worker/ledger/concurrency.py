@@ -35,7 +35,7 @@ _PAUSE_S = 60.0
 _LONGEST_PAUSE_S = 240.0
 #: Pause before the next look downwards, and how long a place is left empty for it.
 _REVIEW_S = 120.0
-_REVIEW_LIMIT_S = 12.0
+_REVIEW_LIMIT_S = 20.0
 #: A study that has not run for so long is new again.
 _FORGOTTEN_S = 120.0
 #: A step up that could not be judged within this time is taken back.
@@ -60,7 +60,7 @@ class Concurrency:
         self.limit = self._start  #: trials at once, as found so far
         self._meter = Meter()
         self._readings: deque[float] = deque(maxlen=READINGS)
-        self._busy = False
+        self._busy: bool | None = False  #: None: not known yet of the trials that run now
         self._work_seen_s: dict[str, float] = {}
         self._reset()
 
@@ -111,7 +111,7 @@ class Concurrency:
             return
         if not anything_runs:  # a stranger's work, or the end of one of ours: the next trial is judged by its own
             self._readings.clear()
-            self._busy = False
+            self._busy = None
             return
         self._readings.append(utilisation)
         if len(self._readings) == READINGS:
@@ -165,7 +165,7 @@ class Concurrency:
                 self._fall(self._meter.compared_with, now_s)
         elif self._meter.silent_for_s(now_s) >= _NOTHING_TOLD_S:
             self.limit = self._most
-        elif self._meter.measured and now_s >= self._probe_at_s and not self._busy:
+        elif self._meter.measured and now_s >= self._probe_at_s and self._busy is False:
             self.limit = min(self._most, limit * 2 if self._doubling else limit + max(1, limit // 4))
             self._end_review()
             self._review_at_s = now_s + self._review_pause_s

@@ -32,10 +32,10 @@ _SILENT_S = 10.0
 #: where others count, later: it may load its data.
 _SLOW_START_S = 30.0
 #: What trials count says more than how busy the device is, and is waited for so long where they count.
-_COUNTS_FIRST_S = 15.0
+_COUNTS_FIRST_S = 8.0
 #: Trials that must have ended for a rate of them; and so many for each that runs at once.
-_ENDED = 8
-_ENDED_PER_TRIAL = 3
+_ENDED = 16
+_ENDED_PER_TRIAL = 4
 #: What was measured longer ago says nothing of now.
 _OLD_S = 600.0
 #: A small step up or down makes a small difference, and is measured for longer.
@@ -112,15 +112,14 @@ class _Phase:
         """Say whether trials are so short that what lies between them counts as much as how fast they are."""
         return self.disturbed_s > _CHOPPY * (self.latest_s - self.began_s)
 
-    @property
-    def ended_per_s(self) -> float | None:
-        if self.ready_s is None or self.ended < max(_ENDED, _ENDED_PER_TRIAL * self.level):
+    def ended_per_s(self, times: int = 1) -> float | None:
+        if self.ready_s is None or self.ended < times * max(_ENDED, _ENDED_PER_TRIAL * self.level):
             return None
         return self.ended / max(self.latest_s - self.ready_s, _SHORTEST_S)
 
     @property
     def measured(self) -> bool:
-        return bool(self.rates()) or self.busy() is not None or self.ended_per_s is not None
+        return bool(self.rates()) or self.busy() is not None or self.ended_per_s() is not None
 
 
 class Meter:
@@ -220,7 +219,8 @@ class Meter:
             for name, since_s in phase.newcomers.items()
             if name in self._names and now_s - since_s < patience_s
         }
-        if phase.ready_s is None and (not phase.newcomers or now_s - phase.began_s >= patience_s):
+        # Those that come later disturb what is measured, but where trials are short there always are some.
+        if phase.ready_s is None and all(since_s > phase.began_s for since_s in phase.newcomers.values()):
             phase.ready_s = now_s
 
     def _compare(self, phase: _Phase, now_s: float) -> Comparison | None:
@@ -259,8 +259,9 @@ def _by_rates(earlier: _Phase, phase: _Phase, small: bool) -> tuple[float, str] 
 
 
 def _by_sums(earlier: _Phase, phase: _Phase, small: bool, choppy: bool) -> tuple[float, str] | None:
-    if earlier.ended_per_s is not None and phase.ended_per_s is not None:
-        return phase.ended_per_s / earlier.ended_per_s, "trials per second"
+    before, now = earlier.ended_per_s(), phase.ended_per_s(2 if small else 1)
+    if before is not None and now is not None:
+        return now / before, "trials per second"
     if choppy:
         return None  # the utilisation leaves out the moments at which a trial begins
     before, now = earlier.busy(), phase.busy(2 * READINGS if small else READINGS)
