@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +85,14 @@ class Served:
             connection.close()
 
 
-@pytest.fixture
-def serve() -> Iterator[Callable[..., Served]]:
-    """Serve the page of a source; all servers end with the test."""
-    running: list[tuple[Server, threading.Thread]] = []
+class Servers:
+    """Starts servers of the page, and ends them."""
 
-    def start(source: Any = None, *, host: str = "127.0.0.1", more: Any = (), **options: Any) -> Served:
+    def __init__(self) -> None:
+        self._running: list[tuple[Server, threading.Thread]] = []
+
+    def __call__(self, source: Any = None, *, host: str = "127.0.0.1", more: Any = (), **options: Any) -> Served:
+        """Serve the page of a source; as if it were bound to `host`."""
         source = MadeUpPool(devices=2, slots=3, past_s=30) if source is None else source
         listener = bind("127.0.0.1", 0)
         port = listener.getsockname()[1]
@@ -98,15 +100,32 @@ def serve() -> Iterator[Callable[..., Served]]:
         server = Server(dashboard)
         thread = threading.Thread(target=lambda: server.run(sockets=[listener]), daemon=True)
         thread.start()
-        running.append((server, thread))
+        self._running.append((server, thread))
         until(lambda: server.started, what="a server")
         return Served(dashboard, port, source)
 
-    yield start
-    for server, thread in running:
-        server.should_exit = True
-        thread.join(10)
-        assert not thread.is_alive(), "the server does not end while pages are open"
+    def close(self) -> None:
+        for server, _ in self._running:
+            server.should_exit = True
+        for _, thread in self._running:
+            thread.join(10)
+            assert not thread.is_alive(), "the server does not end while pages are open"
+
+
+@pytest.fixture
+def serve() -> Iterator[Servers]:
+    """Serve the page of a source; all servers end with the test."""
+    servers = Servers()
+    yield servers
+    servers.close()
+
+
+@pytest.fixture(scope="module")
+def serve_all() -> Iterator[Servers]:
+    """Serve for all tests of a module, those that only look."""
+    servers = Servers()
+    yield servers
+    servers.close()
 
 
 # ---- browsers ----------------------------------------------------------------------------------------
@@ -125,40 +144,49 @@ def browser() -> Iterator[Any]:
         launched.close()
 
 
-@dataclass
-class Watch:
-    """What a page did that it must not."""
+class Pages:
+    """Opens pages. None may have had an error, or asked anybody else than its server, when they are closed."""
 
-    errors: list[str] = field(default_factory=list)
-    outside: list[str] = field(default_factory=list)
+    def __init__(self, browser: Any) -> None:
+        self._browser = browser
+        self._contexts: list[Any] = []
+        self.errors: list[str] = []
+        self.outside: list[str] = []
 
-
-@pytest.fixture
-def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Open pages. At the end of the test none may have had an error, or asked anybody else than its server."""
-    watch = Watch()
-    contexts = []
-
-    def open_at(url: str, **options: Any) -> Any:
+    def __call__(self, url: str, **options: Any) -> Any:
         options.setdefault("viewport", {"width": 1440, "height": 1000})
-        context = browser.new_context(**options)
-        contexts.append(context)
+        context = self._browser.new_context(**options)
+        self._contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(20_000)
-        home = url.partition("#")[0]
-        page.on("pageerror", lambda error: watch.errors.append(str(error)))
-        page.on("console", lambda told: watch.errors.append(told.text) if told.type in ("error", "warning") else None)
-        own = (home, "data:")
-        page.on("request", lambda sent: None if sent.url.startswith(own) else watch.outside.append(sent.url))
-        page.watch = watch
+        page.set_default_timeout(30_000)
+        own = (url.partition("#")[0], "data:")
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", lambda told: self.errors.append(told.text) if told.type in ("error", "warning") else None)
+        page.on("request", lambda sent: None if sent.url.startswith(own) else self.outside.append(sent.url))
         page.goto(url)
         return page
 
-    yield open_at
-    for context in contexts:
-        context.close()
-    assert watch.errors == [], "the console has errors"
-    assert watch.outside == [], "the page asked somebody else"
+    def close(self) -> None:
+        for context in self._contexts:
+            context.close()
+        assert self.errors == [], "the console has errors"
+        assert self.outside == [], "the page asked somebody else"
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Pages]:
+    """Open pages; they are closed with the test."""
+    pages = Pages(browser)
+    yield pages
+    pages.close()
+
+
+@pytest.fixture(scope="module")
+def open_for_all(browser: Any) -> Iterator[Pages]:
+    """Open pages for all tests of a module, those that only look."""
+    pages = Pages(browser)
+    yield pages
+    pages.close()
 
 
 @pytest.fixture
