@@ -15,6 +15,7 @@ from vrampool.queueing import RunningTrial, TransientRedisError, WorkerRecord
 from vrampool_worker.asking import full_submissions
 from vrampool_worker.attempts import Attempt, Stage
 from vrampool_worker.beat import Held
+from vrampool_worker.calibration import Calibration
 from vrampool_worker.devices import DeviceReading
 from vrampool_worker.ledger import Release
 from vrampool_worker.settlement import Conclusion
@@ -41,10 +42,7 @@ class Chronicle:
         self._sampled_at = 0.0  # seconds since the epoch
         self._was_busy = False
         self._versions = versions()
-
-    @property
-    def torch_version(self) -> str | None:
-        return self._versions.get("torch")
+        self.calibration = Calibration(loop, self._versions.get("torch"))
 
     @property
     def idle(self) -> bool:
@@ -70,7 +68,7 @@ class Chronicle:
             tuple((item.job_id, item.execution_id) for item in loop.attempts.values()),
             tuple(loop.refused),
             loop.releases.sentences,
-            loop.unknown_fields,
+            _unknown(loop),
             loop.ledger.overhead_bytes,
         )
         urgent = news != self._told
@@ -127,7 +125,7 @@ class Chronicle:
             room_bytes=loop.ledger.offer(time.monotonic()).room_bytes,
             earmark=loop.ledger.earmark.job_id if loop.ledger.earmark else "",
             full_submissions=tuple(full_submissions(loop)),
-            unknown=loop.unknown_fields,
+            unknown=_unknown(loop),
             leftovers=loop.releases.sentences,
             overhead_bytes=loop.ledger.overhead_bytes if loop.device.kind == "cuda" else None,
             beat_at=time.time(),
@@ -245,6 +243,14 @@ def _allocator(attempt: Attempt) -> dict[str, int]:
         "allocated_bytes": attempt.sample.allocated_bytes,
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _unknown(loop: WorkerLoop) -> tuple[str, ...]:
+    """Return what a GPU does not tell, by the names of a reading's fields. On the CPU nobody asks for those."""
+    if loop.reading is None or loop.device.kind != "cuda":
+        return ()
+    # Utilisation is known from the second reading on; with it each worker would begin with a change.
+    return tuple(name for name in loop.reading.unknown if name != "utilisation")
 
 
 def versions() -> dict[str, str]:

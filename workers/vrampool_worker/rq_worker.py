@@ -166,7 +166,7 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
         connection = twin(self.connection)
         self._registry = Registry(connection, settings.pool)
         pulse = Pulse(self, connection, settings)
-        loop.calibration.begin()
+        loop.chronicle.calibration.begin()
         first = loop.chronicle.held()
         assert first is not None
         self._beat = Beat(

@@ -21,7 +21,6 @@ from vrampool_worker import asking
 from vrampool_worker.asking import Asked
 from vrampool_worker.attempts import Attempt, Stage
 from vrampool_worker.beat import Heard, Held
-from vrampool_worker.calibration import Calibration
 from vrampool_worker.checkpoint_care import CheckpointCare
 from vrampool_worker.children.child import Child
 from vrampool_worker.children.spares import SpareShelf
@@ -86,6 +85,7 @@ class WorkerLoop:
         self.attempts: dict[str, Attempt] = {}  #: by lease id, until closed
         self.largest_budget_bytes = ledger.budget_bytes
         self.refused: dict[str, str] = {}
+        self.device_limits: dict[str, int | None] = {}  #: by submission: its trials at once on a device, as it says
         self.reading: DeviceReading | None = None
         self.paused: str | None = None  #: why, when a command paused it
         self.exit_code = 0
@@ -101,7 +101,6 @@ class WorkerLoop:
         self.memory = MemoryWatch(self)
         self.chronicle = Chronicle(self)
         self.releases = ReleaseWatch(self)
-        self.calibration = Calibration(self, self.chronicle.torch_version)
         self.checkpoints = CheckpointCare(self)
         self.sampler = Sampler(
             device,
@@ -109,7 +108,7 @@ class WorkerLoop:
             settings.nvml_timeout_s,
             lambda reading, measured: inbox.post(lambda: self._on_reading(reading, measured)),
             lambda blind: inbox.post(lambda: self._on_blind(blind)),
-            limits=self._limits,
+            limits=lambda: self._keepers,
             # On a CPU the readings hold a trial to its lease; between two of them it may grow beyond.
             busy_interval_s=min(settings.sample_s, 0.1) if device.kind == "cpu" else None,
         )
@@ -130,7 +129,7 @@ class WorkerLoop:
         self.sampler.start()
         self.every(LOOK_S, self.wake)
         self.every(LOOK_S, self.releases.look)
-        self.every(LOOK_S, self.calibration.look)
+        self.every(LOOK_S, self.chronicle.calibration.look)
         self.every(AUDIT_S, self.audit)
         self.every(self.settings.sample_s, lambda: self.chronicle.sample(time.time()))
         while not self._finished:
@@ -288,6 +287,9 @@ class WorkerLoop:
         self.queue_lane.submit(
             lambda: self.port.begin(attempt.job_id), lambda result, failure: self._on_begun(attempt, result, failure)
         )
+        if attempt.ticket.submission_id not in self.device_limits:
+            self.device_limits[attempt.ticket.submission_id] = opened.spec.max_trials_per_device
+            self.wake()
         self.runner.start(attempt, opened)
 
     def _on_begun(self, attempt: Attempt, execution_id: str | None, error: BaseException | None) -> None:
@@ -318,7 +320,7 @@ class WorkerLoop:
     def on_heard(self, heard: Heard) -> None:
         """A beat was made."""
         if heard.largest_budget_bytes is not None:
-            self.largest_budget_bytes = max(heard.largest_budget_bytes, self.ledger.budget_bytes)
+            self.largest_budget_bytes = max(heard.largest_budget_bytes, self.ledger.grantable_bytes)
         for attempt in list(self.attempts.values()):
             if attempt.job_id in heard.lost:
                 self.runner.drop(attempt, "another worker holds its job: this one was silent for too long")
@@ -344,9 +346,6 @@ class WorkerLoop:
                 self.runner.drop(attempt, reason.removeprefix("lost: "))
             else:
                 self.runner.end(attempt, EndKind.CANCELLED, reason)
-
-    def _limits(self) -> dict[int, int | None]:
-        return self._keepers
 
     def _on_reading(self, reading: DeviceReading, measured: Mapping[int, int | None]) -> None:
         self.reading = reading
@@ -389,16 +388,8 @@ class WorkerLoop:
         self.sampler.read_soon()
 
     def _publish(self) -> None:
-        held = self.chronicle.held()
-        if held is not None:
+        if (held := self.chronicle.held()) is not None:
             self._tell_beat(held)
-
-    @property
-    def unknown_fields(self) -> tuple[str, ...]:
-        """Return what a GPU does not tell, by the names of a reading's fields. On the CPU nobody asks for those."""
-        told = self.reading is not None and self.device.kind == "cuda"
-        # Utilisation is known from the second reading on; it is left out, or each worker would begin with a change.
-        return tuple(name for name in self.reading.unknown if name != "utilisation") if told else ()
 
     @property
     def draining(self) -> bool:
