@@ -47,8 +47,7 @@ def test_leases_of_one_reading_add_up(card):
 
 
 def test_there_are_no_more_trials_than_slots():
-    card = PaperCard()
-    card.ledger.max_trials = 2
+    card = PaperCard(max_trials=2)
     card.look()
     granted = [card.start(name, MIB).granted for name in "abc"]
     assert granted == [True, True, False]

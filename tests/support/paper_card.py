@@ -16,7 +16,8 @@ class PaperCard:
     def __init__(self, total_bytes: int = 24 * GIB, budget_bytes: int | None = None, **options: object) -> None:
         self.total_bytes = total_bytes
         options = {"label": "GPU 0"} | options
-        self.ledger = Ledger("GPU-1", total_bytes, budget_bytes or total_bytes, 16, **options)  # type: ignore[arg-type]
+        slots = int(options.pop("max_trials", 16))  # type: ignore[call-overload]
+        self.ledger = Ledger("GPU-1", total_bytes, budget_bytes or total_bytes, slots, **options)  # type: ignore[arg-type]
         self.now_s = 1000.0
         self.strangers_bytes = 0
         self.driver_reserved_bytes = 0

@@ -100,7 +100,8 @@ class SimulatedPool:
             name=f"w{index}",
             ledger=card.ledger,
             settings=SimpleNamespace(lease_ttl_s=86_400, age_limit_s=self.age_limit_s),
-            device=SimpleNamespace(id=f"GPU-{index}", kind="cuda"),
+            device=SimpleNamespace(id=f"GPU-{index}", kind="cuda", label=f"GPU {index}"),
+            device_limits={},
             refused={},
             attempts={},
         )

@@ -13,13 +13,13 @@ from vrampool.units import MIB, format_bytes
 from vrampool_worker.devices.base import DeviceReading
 from vrampool_worker.ledger import words
 from vrampool_worker.ledger.accounts import Accounts
+from vrampool_worker.ledger.admission import Admission
+from vrampool_worker.ledger.blocks import Blocks
 from vrampool_worker.ledger.concurrency import Concurrency
 from vrampool_worker.ledger.earmarks import Earmark
 from vrampool_worker.ledger.leases import Decision, Lease, LedgerState, Offer, Release, kept_in_words
 from vrampool_worker.ledger.strangers import NOISE_BYTES
 
-#: Why nothing new is taken, the gravest first; also the names of the ledger's states.
-_BLOCKS = ("quarantined", "blind", "draining", "paused")
 #: A lease that cannot grow by so much, or by all that was asked for, does not grow.
 _LEAST_GROWTH_BYTES = 16 * MIB
 
@@ -61,7 +61,6 @@ class Ledger:
         self.device_id = device_id
         self.total_bytes = total_bytes
         self.budget_bytes = budget_bytes
-        self.max_trials = max_trials
         self._label = label or device_id
         self._on_cpu = kind == "cpu"
         self._give_back_s = give_back_s
@@ -70,10 +69,8 @@ class Ledger:
             self._label, total_bytes, budget_bytes, on_cpu=self._on_cpu, shared=shared, hold_s=hold_s
         )
         self._leases = self._accounts.leases
-        self.earmark: Earmark | None = None  #: the trial that the device is kept free for
-        self._blocks: dict[str, tuple[str, float | None]] = {}
-        self._quarantined_for_residue = False
-        self._resumes_when_gone = False
+        self._blocks = Blocks(self._accounts.residues)
+        self._admission = Admission(self._label, budget_bytes, max_trials, self._accounts, self._blocks, concurrency)
 
     # -- what is learned ------------------------------------------------------------------------------------------
 
@@ -88,9 +85,9 @@ class Ledger:
         if reading.fault:
             self.blind(reading.fault, now_s)
             return
-        self._blocks.pop("blind", None)
+        self._blocks.lift("blind")
         self._accounts.note(reading, measured, now_s)
-        self._lift_if_gone()
+        self._blocks.lift_if_gone()
         if self._concurrency is not None:
             running = {lease.lease_id: lease.work for lease in self._leases.values() if lease.ended_at_s is None}
             self._concurrency.observe(running, reading.utilisation, now_s)
@@ -106,69 +103,49 @@ class Ledger:
 
     def blind(self, reason: str, now_s: float) -> None:
         """Stop admission until the next reading: the device cannot be read. Running trials go on."""
-        self._block("blind", reason, now_s)
+        self._blocks.put("blind", reason, now_s)
 
     def quarantine(self, reason: str, now_s: float) -> None:
         """Take nothing new until `resume`: something on the device is beyond our control."""
-        self._quarantined_for_residue = self._resumes_when_gone = False
-        self._block("quarantined", reason, now_s)
+        self._blocks.quarantine(reason, now_s)
 
     def pause(self, reason: str | None) -> None:
         """Take nothing new until `resume`, or until this is called with None."""
         if reason is None:
-            self._blocks.pop("paused", None)
+            self._blocks.lift("paused")
         else:
-            self._block("paused", reason, None)
+            self._blocks.put("paused", reason, None)
 
     def drain(self, reason: str) -> None:
         """Take nothing new, as the worker ends after its running trials."""
-        self._block("draining", reason, None)
+        self._blocks.put("draining", reason, None)
 
     def resume(self) -> None:
         """Take trials again after `quarantine`, `pause` or `drain`; a blind device stays so until it is read.
 
-        One that is quarantined for what its trials left behind stays so until that is gone, and then takes trials again.
+        One that is quarantined for what its trials left behind stays so until that is gone, and takes trials then.
         """
-        quarantined = self._blocks.get("quarantined")
-        self._blocks = {key: block for key, block in self._blocks.items() if key == "blind"}
-        self._resumes_when_gone = bool(quarantined and self._quarantined_for_residue)
-        if quarantined and self._resumes_when_gone:
-            self._blocks["quarantined"] = (self._accounts.residues.still(), quarantined[1])
-            self._lift_if_gone()
-
-    def _lift_if_gone(self) -> None:
-        if self._resumes_when_gone and self._accounts.residues.gone:
-            self._resumes_when_gone = self._quarantined_for_residue = False
-            self._blocks.pop("quarantined", None)
-
-    def _block(self, name: str, reason: str, now_s: float | None) -> None:
-        earlier = self._blocks.get(name)
-        self._blocks[name] = (reason, earlier[1] if earlier else now_s)
+        self._blocks.resume()
 
     # -- what may start -------------------------------------------------------------------------------------------
 
     def offer(self, now_s: float) -> Offer:
         """Say what may be taken now."""
-        obstacle = self._obstacle()
-        if obstacle:
-            return Offer(0, False, obstacle, closed=True)
-        free_bytes = self._accounts.free_bytes(now_s)
-        room_bytes = self._accounts.room_beside_bytes(self.earmark, now_s) if self.earmark else free_bytes
-        return Offer(free_bytes, not self._leases and free_bytes > 0, self._room_words(now_s), room_bytes)
+        return self._admission.offer(now_s)
+
+    @property
+    def earmark(self) -> Earmark | None:
+        """Return the trial that the device is kept free for."""
+        return self._admission.earmark
 
     def keep_for(self, earmark: Earmark | None) -> bool:
         """Keep the device free for a trial, or for none any more: others get what does not delay it. True: it is news.
 
         The trial itself may be granted once this was called with None, as it is when it was taken.
         """
-        is_news = earmark != self.earmark
-        self.earmark = earmark
+        is_news = earmark != self._admission.earmark
+        self._admission.earmark = earmark
         return is_news
-
-    @property
-    def earmark_words(self) -> str:
-        """Say for whom the device is kept free; empty when it is for none."""
-        return words.kept(self._label, self.earmark) if self.earmark else ""
 
     def said(self, lease_id: str) -> str:
         """Return what was last decided about a trial, in words; empty where there is no such lease."""
@@ -178,10 +155,6 @@ class Ledger:
     def most_bytes(self, now_s: float) -> int:
         """Return what would be free if no trial were on the device, whether it takes trials now or not."""
         return self._accounts.most_bytes(now_s)
-
-    def _room_words(self, now_s: float) -> str:
-        room_words = self._accounts.room_words(now_s)
-        return f"{self.earmark_words}: {room_words}" if self.earmark else room_words
 
     @kept_in_words
     def grant(self, lease_id: str, request_bytes: int | None, *, label: str, now_s: float) -> Decision:
@@ -224,34 +197,7 @@ class Ledger:
 
     def explain(self, request_bytes: int | None, now_s: float) -> str:
         """Say in one sentence why such a trial waits for this device, or that it does not."""
-        wish = words.wish(request_bytes)
-        if request_bytes is not None and request_bytes > self.budget_bytes:
-            return f"never fits {self._label}: it asks for {wish} of a budget of {format_bytes(self.budget_bytes)}"
-        obstacle = self._obstacle()
-        if obstacle:
-            return f"waits for {wish}: {obstacle}"
-        if request_bytes is None and (self._leases or self.earmark):
-            trials = words.trials(len(self._leases))
-            why = self._room_words(now_s) if self.earmark else f"{trials} still on {self._label}"
-            return f"waits for {wish}: {why}"
-        if (request_bytes or 1) > self._accounts.room_beside_bytes(self.earmark, now_s):
-            return f"waits for {wish}: {self._room_words(now_s)}"
-        return f"could start now: {self._room_words(now_s)}"
-
-    def _obstacle(self) -> str:
-        """Say why nothing may start whatever is free; empty when something may."""
-        for block in _BLOCKS:
-            if block in self._blocks:
-                return f"{self._label} is {block}: {self._blocks[block][0]}"
-        if self._accounts.reading is None:
-            return f"{self._label} has not been read yet"
-        alone = next((lease for lease in self._leases.values() if lease.alone), None)
-        if alone is not None:
-            return f"{alone.label} runs alone on {self._label} until its memory is known"
-        if len(self._leases) >= self.max_trials:
-            return f"{self._label} runs {len(self._leases)} of at most {words.trials(self.max_trials)}"
-        gains_nothing = self._concurrency.obstacle(len(self._leases)) if self._concurrency is not None else ""
-        return f"{self._label}: {gains_nothing}" if gains_nothing else ""
+        return self._admission.explain(request_bytes, now_s)
 
     # -- while it runs --------------------------------------------------------------------------------------------
 
@@ -272,9 +218,7 @@ class Ledger:
         return min(lease.lease_bytes, lease_after_first_report(known_bytes)) if known_bytes else None
 
     @kept_in_words
-    def report_first(
-        self, lease_id: str, peak_bytes: int | None, now_s: float, *, least_bytes: int = 0
-    ) -> Decision:
+    def report_first(self, lease_id: str, peak_bytes: int | None, now_s: float, *, least_bytes: int = 0) -> Decision:
         """End a trial's exclusivity, at its first report: its lease falls to its peak plus a margin.
 
         Args:
@@ -328,16 +272,16 @@ class Ledger:
             if block in self._blocks:
                 return Decision(False, lease.lease_bytes, f"cannot grow: {self._label} is {block}")
         # What it holds beyond its lease is taken off the room already.
-        room_bytes = self._accounts.room_beside_bytes(self.earmark, now_s) + lease.counted_bytes - lease.lease_bytes
+        room_bytes = self._admission.room_bytes(now_s) + lease.counted_bytes - lease.lease_bytes
         given_bytes = min(wanted_bytes, max(0, room_bytes))
         if given_bytes < min(wanted_bytes, _LEAST_GROWTH_BYTES):  # crumbs would have it ask again and again
-            room = self._room_words(now_s)
+            room = self._admission.room_words(now_s)
             return Decision(False, lease.lease_bytes, f"cannot grow to {format_bytes(to_bytes)}: {room}")
         lease.lease_bytes += given_bytes
         lease.changed_at_s = now_s
         if given_bytes == wanted_bytes:
             return Decision(True, lease.lease_bytes, f"grew to {format_bytes(lease.lease_bytes)}")
-        room = f"{format_bytes(to_bytes)} asked for: {self._room_words(now_s)}"
+        room = f"{format_bytes(to_bytes)} asked for: {self._admission.room_words(now_s)}"
         return Decision(True, lease.lease_bytes, f"grew only to {format_bytes(lease.lease_bytes)} of {room}")
 
     def over(self, lease_id: str) -> bool:
@@ -381,8 +325,7 @@ class Ledger:
                 return None
         growing = self._accounts.release(lease, residue_bytes or 0, now_s)
         if growing:
-            self.quarantine(growing, now_s)
-            self._quarantined_for_residue = True
+            self._blocks.quarantine(growing, now_s, for_residue=True)
         return Release(
             lease_id=lease_id,
             label=lease.label,
@@ -397,10 +340,20 @@ class Ledger:
     # -- what is shown --------------------------------------------------------------------------------------------
 
     @property
+    def max_trials(self) -> int:
+        """Return how many trials may run at once."""
+        return self._admission.max_trials
+
+    @property
     def state(self) -> tuple[str, str]:
         """Return "ready", "draining", "paused", "quarantined" or "blind", and the reason if it is not ready."""
-        name = next((block for block in _BLOCKS if block in self._blocks), "ready")
-        return name, self._blocks[name][0] if name in self._blocks else ""
+        name = self._blocks.gravest
+        return name or "ready", self._blocks.reason(name)
+
+    @property
+    def grantable_bytes(self) -> int:
+        """Return what a trial that is alone on the device can get at most: the budget less the driver's own part."""
+        return max(0, self.budget_bytes - self._accounts.driver_reserved_bytes)
 
     @property
     def strangers_bytes(self) -> int:
@@ -433,7 +386,7 @@ class Ledger:
         return LedgerState(
             state=name,
             reason=reason or offer.reason,
-            since_s=self._blocks[name][1] if name in self._blocks else None,
+            since_s=self._blocks.since_s(name),
             total_bytes=self.total_bytes,
             budget_bytes=self.budget_bytes,
             free_bytes=offer.free_bytes,
