@@ -22,6 +22,7 @@ from vrampool.queueing import JobQueue, Registry, RunningTrial, WorkerRecord, as
 from vrampool.queueing.names import Names
 from vrampool.units import GIB
 from vrampool_worker import asking
+from vrampool_worker.attempts import Stage
 
 _AGE = """
 for _, id in ipairs(redis.call('LRANGE', KEYS[1], 0, -1)) do
@@ -101,7 +102,7 @@ class SimulatedPool:
             ledger=card.ledger,
             settings=SimpleNamespace(lease_ttl_s=86_400, age_limit_s=self.age_limit_s),
             device=SimpleNamespace(id=f"GPU-{index}", kind="cuda", label=f"GPU {index}"),
-            device_limits={},
+            device_limits={"sub1": None},
             refused={},
             attempts={},
         )
@@ -263,7 +264,8 @@ class SimulatedPool:
             most_bytes=ledger.most_bytes(now_s),
         )
         self.registry.beat(record, 86_400)
-        worker.loop.attempts = leases
+        attempt = SimpleNamespace(stage=Stage.RUNNING, ticket=SimpleNamespace(submission_id="sub1"))
+        worker.loop.attempts = dict.fromkeys(leases, attempt)
 
     # ---- what must hold ------------------------------------------------------------------------------
 
