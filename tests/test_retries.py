@@ -167,7 +167,15 @@ def test_no_infra_retries_means_none() -> None:
     assert step(attempt(0, lost="gone"), spec=spec) == Final(True, "gone")
 
 
-@pytest.mark.parametrize("verdict", [Verdict.CULPRIT, Verdict.UNKNOWN])
+def test_a_whole_device_that_had_less_than_an_earlier_lease_is_not_the_end() -> None:
+    """A smaller card took it; the larger one still may. But not for ever."""
+    small = [oom(number, Verdict.CULPRIT, 30, request_bytes=None) for number in range(1, 13)]
+    found = step(oom(0, Verdict.CULPRIT, 50), *small[:1])
+    assert isinstance(found, Retry) and (found.request_bytes, found.beyond_bytes) == (None, 50 * GIB)
+    assert isinstance(step(oom(0, Verdict.CULPRIT, 50), *small), Final)
+
+
+@pytest.mark.parametrize("verdict", [Verdict.CULPRIT, Verdict.UNKNOWN, Verdict.SWALLOWED])
 def test_a_culprit_gets_half_as_much_again(verdict: Verdict) -> None:
     found = step(oom(0, verdict, 8, peak_bytes=7 * GIB))
     assert found == Retry(12 * GIB, "out of memory with 8.0 GiB: tried again with 12.0 GiB")
@@ -178,11 +186,21 @@ def test_a_culprit_that_says_what_it_asked_for_gets_that_and_a_fifth() -> None:
     assert isinstance(found, Retry) and found.request_bytes == 24 * GIB
 
 
-def test_a_culprit_gets_no_more_than_the_largest_device_and_tries_that_once() -> None:
+def test_one_that_swallowed_the_error_needs_what_it_held_then_and_asked_for() -> None:
+    """What it did afterwards, with half the batch, is another configuration's need."""
+    found = step(oom(0, Verdict.SWALLOWED, 8, peak_bytes=7 * GIB, held_bytes=GIB, asked_bytes=10 * GIB))
+    assert isinstance(found, Retry) and found.request_bytes == int(1.2 * 11 * GIB)
+
+
+def test_a_culprit_that_needs_more_than_any_device_gets_a_whole_one_that_has_more_than_it_had() -> None:
+    """Not so many bytes: with a desktop on the card they would never be free."""
+    found = step(oom(0, Verdict.CULPRIT, 50))
+    assert isinstance(found, Retry) and (found.request_bytes, found.beyond_bytes) == (None, 50 * GIB)
+    assert "all that a device with more than 50.0 GiB has" in found.reason
+
+
+def test_a_culprit_that_had_all_that_any_device_has_is_not_tried_again() -> None:
     first, second = oom(0, Verdict.CULPRIT, 50), oom(1, Verdict.CULPRIT, 64)
-    found = step(first)
-    assert isinstance(found, Retry) and found.request_bytes == 64 * GIB
-    assert "all that the largest device has" in found.reason
     third = oom(2, Verdict.CULPRIT, 64)
     for largest_bytes in (LARGEST, None):  # whoever shows progress may not know the devices
         assert step(first, second, third, largest_bytes=largest_bytes) == Final(

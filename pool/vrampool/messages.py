@@ -212,7 +212,8 @@ class SubmissionSpec(_Message):
     trial_timeout_s: float | None = None
     catch: tuple[str, ...] | None = None  #: qualified class names; None: every exception, the study goes on
     vram: Any = "auto"  #: "auto" or bytes
-    max_concurrent_trials: int | None = None
+    max_concurrent_trials: int | None = None  #: at once, over all devices
+    max_trials_per_device: int | None = None  #: at once on each device
     priority: int = 0
     env: dict[str, str] = field(default_factory=dict)
     sampler: str | None = None  #: spec made by `vrampool.objectives.samplers`; None: Optuna's default
@@ -267,7 +268,8 @@ class AttemptFacts(_Message):
     device_used_before_bytes: int | None = None
     budget_bytes: int | None = None  #: of the device, when the attempt ended
     verdict: str | None = None  #: a `Verdict`
-    asked_bytes: int | None = None  #: out of memory: the allocation that failed
+    asked_bytes: int | None = None  #: out of memory: the allocation that failed,
+    held_bytes: int | None = None  #: and what the trial held then, overhead included
     type_name: str = ""
     mro: tuple[str, ...] = ()
     text: str = ""  #: what went wrong, in one or two sentences

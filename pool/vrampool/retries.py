@@ -20,6 +20,8 @@ _LEASE_FACTOR = 1.5
 _NEED_FACTOR = 1.2
 _INFRA_ENDS = frozenset({EndKind.CRASHED, EndKind.LOST, EndKind.DEVICE_LOST})
 _FREE_VERDICTS = frozenset({Verdict.VICTIM, Verdict.SHRINK})
+#: So often at most a trial is tried with more; each time it gets half as much again, or all that another device has.
+_MOST_OOMS = 12
 #: It needed more than it had. None: told by a version that knew no verdicts.
 _GUILTY_VERDICTS = frozenset({Verdict.CULPRIT, Verdict.UNKNOWN, Verdict.SWALLOWED, None})
 
@@ -31,6 +33,7 @@ class Retry:
     request_bytes: int | None  #: None: a whole device
     reason: str
     avoid_device: str | None = None  #: id of a device the next attempt should not get at once
+    beyond_bytes: int = 0  #: of a whole device: only one that has more than this
 
 
 @dataclass(frozen=True)
@@ -130,15 +133,18 @@ def _after_oom(
         return Final(True, f"host memory ran out, {tries} attempts")
     lease = _lease_of(facts)
     before = [_lease_of(other) for other in _ooms(attempts[:-1], _GUILTY_VERDICTS)]
-    if before and lease <= max(before):
+    if before and lease <= max(before) and (request is not None or len(before) >= _MOST_OOMS):
         # Requests only grow until the largest device caps them: this one has had all there is.
         return Final(True, f"out of memory with {format_bytes(max(before))}, the most that any device has")
-    need = max(int(_LEASE_FACTOR * lease), int(_NEED_FACTOR * ((facts.peak_bytes or 0) + (facts.asked_bytes or 0))))
+    most = max([lease, *before])
+    need = max(int(_LEASE_FACTOR * most), int(_NEED_FACTOR * _need_of(facts)))
     if need <= 0:
         return Retry(None, "out of memory; nothing is known of its need")
-    capped = need if largest_bytes is None else min(need, largest_bytes)
-    words = f"out of memory with {format_bytes(lease)}: tried again with {format_bytes(capped)}"
-    return Retry(capped, words if capped == need else f"{words}, all that the largest device has")
+    words = f"out of memory with {format_bytes(lease)}: tried again with"
+    if largest_bytes is None or need < largest_bytes:
+        return Retry(need, f"{words} {format_bytes(need)}")
+    # A whole device, not all of its bytes: a desktop on it would make those never free at once.
+    return Retry(None, f"{words} all that a device with more than {format_bytes(most)} has", beyond_bytes=most)
 
 
 def _after_others_fault(
@@ -248,6 +254,14 @@ def _ooms(attempts: Iterable[FrozenTrial], verdicts: Iterable[str | None]) -> li
 def _lease_of(facts: AttemptFacts) -> int:
     """Return what the attempt could have when it ran out of memory."""
     return facts.lease_at_end_bytes or facts.lease_bytes
+
+
+def _need_of(facts: AttemptFacts) -> int:
+    """Return what the attempt is known to have needed."""
+    peak = facts.peak_bytes or 0
+    # One that swallowed the error went on, and its peak may be of what it did then.
+    held = facts.held_bytes if facts.verdict == Verdict.SWALLOWED and facts.held_bytes is not None else peak
+    return max(peak, held + (facts.asked_bytes or 0))
 
 
 def _first_line(text: str) -> str:

@@ -23,7 +23,8 @@ class Place:
     device_name: str
     device_kind: str  #: "cuda" or "cpu"
     budget_bytes: int
-    largest_budget_bytes: int  #: of any device the pool saw in 24 h
+    grantable_bytes: int  #: of the budget, what a trial can get at most
+    largest_budget_bytes: int  #: the most that any device the pool saw in 24 h can give
     overhead_bytes: int | None
     free_bytes: int | None  #: of the device, at its last reading
     device_label: str = ""  #: as sentences name it: "GPU 0"
@@ -40,7 +41,8 @@ class End:
     by_objective: bool = False
     infeasible: bool = False
     judgement: str = ""  #: whose fault it was that memory ran out, and why
-    asked_bytes: int | None = None  #: the allocation that failed
+    asked_bytes: int | None = None  #: the allocation that failed,
+    held_bytes: int | None = None  #: and what the trial held then
 
 
 def decide(attempt: Attempt, place: Place, peak_bytes: int | None) -> End:
@@ -84,6 +86,7 @@ def _out_of_memory(attempt: Attempt, place: Place, fault: MemoryFault, text: str
         infeasible=infeasible,
         judgement=f"{judgement.verdict}: {judgement.reason}",
         asked_bytes=fault.asked_bytes,
+        held_bytes=fault.in_use_bytes,
     )
 
 
@@ -120,6 +123,7 @@ def _swallowed(attempt: Attempt, place: Place, outcome: Outcome, peak_bytes: int
         verdict,
         judgement=f"{verdict}: the objective caught {errors} and went on; {judgement.reason}",
         asked_bytes=sample.oom_asked_bytes,
+        held_bytes=in_use_bytes,
     )
 
 
@@ -150,7 +154,7 @@ def _had_all(attempt: Attempt, place: Place, lease_bytes: int) -> bool:
         return True
     # An exclusive lease is all that was free of the device, which strangers may make less than its budget.
     alone = attempt.ticket.vram_bytes is None and (attempt.exclusive or attempt.shrunk_from_bytes is not None)
-    return alone and place.budget_bytes >= place.largest_budget_bytes
+    return alone and place.grantable_bytes >= place.largest_budget_bytes
 
 
 def _what_it_did(outcome: Outcome) -> str:

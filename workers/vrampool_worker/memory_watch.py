@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from vrampool.messages import EndKind
+from vrampool.messages import EndKind, Outcome
 from vrampool.units import MIB, format_bytes
 from vrampool_worker.attempts import Attempt, Scene, Stage
 from vrampool_worker.devices import DeviceReading
@@ -55,19 +55,40 @@ class MemoryWatch:
             return attempt.sample.torch_reserved_bytes + self._loop.ledger.overhead_bytes
         return measured_bytes
 
-    def scene(self, attempt: Attempt) -> Scene:
-        """Return who holds the device at this moment, as an attempt's objective has just ended."""
+    def scene(self, attempt: Attempt, outcome: Outcome) -> Scene:
+        """Return who holds the device at this moment, as an attempt's objective has just ended.
+
+        What an out-of-memory error says of the device is of the moment that counts; a reading may be older.
+        """
         loop = self._loop
-        others = []
+        others, held_bytes = [], self._own_bytes(attempt, outcome)
         for other in loop.attempts.values():
             if other is attempt or other.released:
                 continue
-            held_bytes = loop.ledger.measured(other.lease_id)
-            lease = f"lease {format_bytes(other.lease_at_end_bytes)}"
-            others.append(f"{other.label} {'' if held_bytes is None else format_bytes(held_bytes) + ' of its '}{lease}")
-        if loop.ledger.strangers_bytes > _WORTH_A_WORD_BYTES:
-            others.append(f"other programs {format_bytes(loop.ledger.strangers_bytes)}")
-        return Scene(loop.reading.free_bytes if loop.reading is not None else None, tuple(others))
+            measured_bytes = loop.ledger.measured(other.lease_id)
+            held_bytes += measured_bytes or 0
+            of_its = "" if measured_bytes is None else f"{format_bytes(measured_bytes)} of its "
+            others.append(f"{other.label} {of_its}lease of {format_bytes(other.lease_at_end_bytes)}")
+        free_bytes = outcome.memory.get("free_bytes")
+        if free_bytes is None:
+            free_bytes = attempt.sample.oom_free_bytes
+        if free_bytes is None and loop.reading is not None:
+            free_bytes = loop.reading.free_bytes
+        strangers_bytes = loop.ledger.strangers_bytes
+        if free_bytes is not None and not self._on_cpu:
+            driver_bytes = loop.ledger.budget_bytes - loop.ledger.grantable_bytes
+            unexplained_bytes = loop.device.total_bytes - driver_bytes - free_bytes - held_bytes
+            strangers_bytes = max(strangers_bytes, unexplained_bytes)
+        if strangers_bytes > _WORTH_A_WORD_BYTES:
+            others.append(f"other programs {format_bytes(strangers_bytes)}")
+        return Scene(free_bytes, tuple(others))
+
+    def _own_bytes(self, attempt: Attempt, outcome: Outcome) -> int:
+        """Return what an attempt held when its objective ended."""
+        in_use_bytes = outcome.memory.get("in_use_bytes")
+        if in_use_bytes is None and attempt.sample.torch_reserved_bytes:
+            in_use_bytes = attempt.sample.torch_reserved_bytes + self._loop.ledger.overhead_bytes
+        return int(in_use_bytes or self._loop.ledger.measured(attempt.lease_id) or 0)
 
     def on_sample(self, attempt: Attempt) -> None:
         """A child has told its memory: beside the device's figure that shows what the driver takes for a process."""
@@ -88,6 +109,19 @@ class MemoryWatch:
                 self._watch_lease(attempt, held, now_s)
             elif attempt.stage in (Stage.ENDED, Stage.TOLD) and not attempt.released:
                 self._try_release(attempt, reading, now_s)
+        self._end_trespasser()
+
+    def _end_trespasser(self) -> None:
+        """On a GPU end a trial that no cap holds, where what it takes beyond its lease is its neighbours'."""
+        trespasser = self._loop.ledger.trespasser
+        attempt = self._loop.attempts.get(trespasser) if trespasser is not None else None
+        if attempt is not None and attempt.stage is Stage.RUNNING and attempt.ending is None:
+            held = format_bytes(self._loop.ledger.measured(attempt.lease_id))
+            text = (
+                f"held {held} of the device, more than its lease of {format_bytes(attempt.lease_at_end_bytes)}, while all "
+                "together were beyond the budget; only torch's allocator is held to a cap"
+            )
+            self._loop.runner.end(attempt, EndKind.OOM, text, ask=False)
 
     def _watch_lease(self, attempt: Attempt, held: int | None, now_s: float) -> None:
         """Let a lease grow before it must fail; on the CPU stop a trial that has outgrown it."""

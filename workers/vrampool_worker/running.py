@@ -159,7 +159,7 @@ class Runner:
             attempt.outcome = Outcome.from_json(data)
             if attempt.outcome.sample:
                 attempt.sample = MemorySample.from_json(attempt.outcome.sample)
-            attempt.scene = self._loop.memory.scene(attempt)
+            attempt.scene = self._loop.memory.scene(attempt, attempt.outcome)
         elif kind is EventKind.EXITED:
             attempt.exit_code, attempt.signal = data.get("exit_code"), data.get("signal")
             attempt.max_rss_bytes = data.get("max_rss_bytes")
@@ -269,6 +269,7 @@ class Runner:
             device_kind=loop.device.kind,
             device_label=loop.device.label,
             budget_bytes=loop.ledger.budget_bytes,
+            grantable_bytes=loop.ledger.grantable_bytes,
             largest_budget_bytes=loop.largest_budget_bytes,
             overhead_bytes=loop.ledger.overhead_bytes if loop.device.kind == "cuda" else None,
             free_bytes=loop.reading.free_bytes if loop.reading is not None else None,

@@ -74,6 +74,7 @@ def conclude(attempt: Attempt, place: Place) -> Conclusion:
         budget_bytes=place.budget_bytes,
         verdict=end.verdict,
         asked_bytes=end.asked_bytes,
+        held_bytes=end.held_bytes,
         type_name=outcome.type_name,
         mro=outcome.mro,
         text=_shorten(end.text, TEXT_LIMIT),

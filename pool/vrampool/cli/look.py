@@ -107,6 +107,10 @@ def why(study_name: str, number: int | None, **given: Any) -> int:
         )
         if facts.text:
             print(facts.text)
+        if facts.story:
+            print(facts.story)
+        for line in _what_followed(trial, handle.study):
+            print(line)
         for hint in facts.hints:
             print(f"hint: {hint}")
         if facts.log:
@@ -121,6 +125,18 @@ def why(study_name: str, number: int | None, **given: Any) -> int:
         for line in _where_it_runs(study_name, number, pool):
             print(line)
     return 0
+
+
+def _what_followed(trial: Any, study: Any) -> list[str]:
+    """Say which attempt took over, and with how much."""
+    from vrampool.storage import REQUEST, mark_of
+
+    for later in study.get_trials(deepcopy=False)[trial.number + 1 :]:
+        mark = mark_of(later)
+        if mark is not None and mark.retry_of == trial.number:
+            reason = (later.user_attrs.get(REQUEST) or {}).get("reason", "")
+            return [f"tried again as trial {later.number}: {reason}"]
+    return []
 
 
 def _why_waits(trial: Any, pool: Any) -> str:

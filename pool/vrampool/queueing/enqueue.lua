@@ -24,6 +24,25 @@ for index = 1, tonumber(ARGV[10]) do
   at = at + 2 + words
 end
 
+local function priority_of(id) return tonumber(redis.call('HGET', job_prefix .. id, 'priority') or 0) or 0 end
+
+-- The list falls by priority: a job goes behind its equals, or before them when it is put to the front.
+local function insert(id, priority, front)
+  local edge = redis.call('LINDEX', waiting, front and 0 or -1)
+  if edge == false or (front and priority_of(edge) <= priority) or (not front and priority_of(edge) >= priority) then
+    redis.call(front and 'LPUSH' or 'RPUSH', waiting, id)
+    return
+  end
+  for _, other in ipairs(redis.call('LRANGE', waiting, 0, -1)) do
+    local its = priority_of(other)
+    if its < priority or (front and its == priority) then
+      redis.call('LINSERT', waiting, 'BEFORE', other, id)
+      return
+    end
+  end
+  redis.call('RPUSH', waiting, id)
+end
+
 local put = {}
 local from, to, step = 1, #jobs, 1
 if ARGV[2] == 'front' then from, to, step = #jobs, 1, -1 end -- pushed in reverse they stand in their order
@@ -52,7 +71,7 @@ for index = from, to, step do
     if not passed and waited_ms > 0 then passed = string.format('%.0f', tonumber(now_ms) - waited_ms) end
     if passed then redis.call('HSET', key, 'passed_ms', passed) end
     if not listed then
-      redis.call(ARGV[2] == 'front' and 'LPUSH' or 'RPUSH', waiting, job.id)
+      insert(job.id, tonumber(redis.call('HGET', key, 'priority')) or 0, ARGV[2] == 'front')
     end
     put[#put + 1] = job.id
   end

@@ -74,10 +74,14 @@ class JobQueue:
         requires: str = "",
         avoid: str = "",
         avoid_s: float = AVOID_S,
+        beyond_bytes: int = 0,
         front: bool = False,
         waited_s: float = 0.0,
+        priority: int = 0,
     ) -> list[str]:
         """Put trials into the list, in their order. One that waits already, or that a worker holds, stays as it is.
+
+        They go ahead of all with a lower priority.
 
         Round trips: 1 for each 256 tickets.
 
@@ -86,8 +90,10 @@ class JobQueue:
             requires: Capabilities that a worker must have, with commas.
             avoid: Ids of devices that shall not take them for `avoid_s` seconds, with commas.
             avoid_s: How long; 0 for not at all.
-            front: Ahead of all that wait, for retries.
+            beyond_bytes: Exclusive trials go only to a device that can give more than this.
+            front: Ahead of all that wait with the same priority, for retries.
             waited_s: For so long no device had room for them before they were made; it counts for the age limit.
+            priority: Of their submission.
 
         Returns:
             The ids of jobs that were not in the list before.
@@ -99,11 +105,19 @@ class JobQueue:
         batches = [tickets[start : start + _BATCH] for start in range(0, len(tickets), _BATCH)]
         put: list[str] = []
         for batch in reversed(batches) if front else batches:
-            put += self._enqueue(batch, requires, avoid, avoid_s, front, waited_s)
+            put += self._enqueue(batch, requires, avoid, avoid_s, front, waited_s, priority, beyond_bytes)
         return put
 
     def _enqueue(
-        self, tickets: Sequence[Ticket], requires: str, avoid: str, avoid_s: float, front: bool, waited_s: float
+        self,
+        tickets: Sequence[Ticket],
+        requires: str,
+        avoid: str,
+        avoid_s: float,
+        front: bool,
+        waited_s: float,
+        priority: int,
+        beyond_bytes: int,
     ) -> list[str]:
         names = self._names
         args: list[Word] = [
@@ -127,8 +141,10 @@ class JobQueue:
                 "number": ticket.number,
                 "requires": requires,
                 "avoid": avoid,
+                "beyond_bytes": beyond_bytes,
                 "avoid_ms": int(avoid_s * 1000) if avoid else 0,
                 "waited_ms": int(waited_s * 1000),
+                "priority": priority,
             }
             words = hash_of(make_job(self._connection, self._signer, ticket), extra)
             args += [job_id_of(ticket.submission_id, ticket.number), len(words), *words]

@@ -370,6 +370,12 @@ class Ledger:
         return self._accounts.overhead.seen_bytes
 
     @property
+    def trespasser(self) -> str | None:
+        """Return the lease of a trial that must be ended for its neighbours' sake; see `Accounts.trespasser`."""
+        lease = self._accounts.trespasser()
+        return lease.lease_id if lease else None
+
+    @property
     def left_bytes(self) -> int:
         """Return what ended trials left in use: part of the strangers' figure, and given to nobody."""
         return self._accounts.residues.left_bytes
