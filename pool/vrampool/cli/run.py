@@ -21,7 +21,11 @@ _STUDY = [
         "--direction", metavar="D", multiple=True, help="minimize or maximize; several for several objectives."
     ),
     click.option(
-        "--vram", default="auto", show_default=True, metavar="SIZE", help="auto, or what each trial needs: 6GiB."
+        "--vram",
+        default="auto",
+        show_default=True,
+        metavar="SIZE",
+        help="auto; what each trial needs: 6GiB; bounds: 2GiB..20GiB; or module:function of its parameters.",
     ),
     click.option(
         "--sampler", metavar="pkg:Class", help="Sampler by import path, for example optuna.samplers:TPESampler."
@@ -32,13 +36,21 @@ _STUDY = [
         "--trial-timeout", "trial_timeout_s", type=float, metavar="S", help="End a trial after so many seconds."
     ),
     click.option("--max-concurrent", "max_concurrent_trials", type=int, help="Trials of this study at once."),
-    click.option("--priority", type=int, default=0, help="Studies with a higher one are served first."),
+    click.option("--max-per-device", "max_trials_per_device", type=int, help="Of them, on each device."),
+    click.option("--priority", type=int, default=0, help="Trials of studies with a higher one start first."),
     click.option("--env", multiple=True, metavar="K=V", help="A variable for the trials' processes."),
     click.option("--workdir", metavar="DIR", help="Working directory of the trials."),
     click.option("--point", "points", multiple=True, metavar="JSON", help="Parameters to try first: '{\"lr\": 0.01}'."),
     click.option("--skip-if-exists", is_flag=True, help="Leave out points that the study has."),
     click.option("--retry-timeouts", is_flag=True, help="Try trials again that ran into their timeout."),
     click.option("--max-infra-retries", type=int, default=2, show_default=True, help="Attempts after crashes."),
+    click.option(
+        "--oom",
+        type=click.Choice(["auto", "user"]),
+        default="auto",
+        show_default=True,
+        help="user: an out-of-memory error that the objective catches is its own affair.",
+    ),
     click.option("--seed", type=int, help="Seed of the trials' random numbers."),
     click.option("--gpus", type=int, default=1, hidden=True),
 ]
@@ -71,9 +83,16 @@ def _asked(given: dict[str, Any]) -> dict[str, Any]:
             raise InputError(f"--point {text!r} is not a JSON object of parameters")
         points.append(point)
     given["points"] = points
-    if given["vram"] != "auto" and given["vram"].isdigit():
-        given["vram"] = int(given["vram"])
+    given["vram"] = _read_vram(given["vram"])
     return given
+
+
+def _read_vram(text: str) -> Any:
+    """Return what `Pool.submit` takes: bounds are a pair, an open end of them is left out."""
+    if ".." in text and ":" not in text:
+        least, _, most = text.partition("..")
+        return least.strip() or None, most.strip() or None
+    return int(text) if text.isdigit() else text
 
 
 def _make_pool(settings: Any) -> Any:
