@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
+import pytest
 from optuna.trial import TrialState
 from support.commands import call
+from support.fake_nvml import GIB, FakeNvml
 from support.pools import check_invariants
 from support.waiting import until
 
@@ -48,6 +52,39 @@ def test_a_large_trial_drains_its_device_after_the_age_limit_and_why_says_so_of_
     (first,), (second,) = large.trials, small.trials
     assert first.datetime_start < second.datetime_start
     assert pool.device().earmark == "" or until(lambda: pool.device().earmark == "", what="the end of the earmark")
+    check_invariants(pool)
+
+
+@pytest.mark.slow
+def test_of_two_cards_one_is_kept_free_and_when_its_worker_dies_the_earmark_moves_on(make_pool, tmp_path, capsys):
+    """On stub cards of 24 GiB each; 12 GiB of each are held, so that 16 GiB fit neither."""
+    cards = FakeNvml(tmp_path)
+    for _ in range(2):
+        cards.add_card(24 * GIB, name="NVIDIA Fake 24")
+    pool = make_pool(gpu="all", share=False, budget="85%", age_limit_s=0.5, env=cards.env)
+    until(lambda: len(pool.devices()) == 2, what="two workers")
+    gate = tmp_path / "gate"
+    gates = pool.submit(f"{OBJECTIVES}:wait_for_file", 2, study_name="held", vram="12GiB", env={"GATE": str(gate)})
+    until(lambda: gates.progress().running == 2, what="a running trial on each card")
+    large = pool.submit(f"{OBJECTIVES}:one", 1, study_name="large", vram="16GiB")
+    first = until(lambda: _kept(pool), what="a card that is kept free").earmarked_by
+    until(lambda: [item for item in pool.devices() if item.earmark], what="its worker's record")
+
+    why = " ".join(call(capsys, "why", "large", "0", "--state-dir", pool.state_dir).out.split())
+    kept, other = sorted(pool.devices(), key=lambda item: item.name != first)
+    labels = [item.device_name.partition(" (")[0] for item in (kept, other)]
+    free = [f"{item.free_bytes / GIB:.1f} GiB free" for item in (kept, other)]
+    assert f"waits for 16.0 GiB: {labels[0]} is earmarked for it and has {free[0]} so far" in why
+    assert f"{labels[1]} has {free[1]}" in why
+
+    os.kill(kept.pid, signal.SIGKILL)
+    moved = until(lambda: (job := _kept(pool)) and job.earmarked_by != first and job, what="another card", timeout_s=30)
+    assert (moved.study, moved.number) == ("large", 0)
+    gate.touch()
+    for handle in (gates, large):
+        handle.wait(60)
+    assert {trial.state for trial in large.trials} == {TrialState.COMPLETE}
+    until(lambda: not [item for item in pool.devices() if item.earmark], what="the end of the earmark")
     check_invariants(pool)
 
 
