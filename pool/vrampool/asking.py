@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import socket
@@ -11,13 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vrampool.errors import InputError, OutOfScopeError
+from vrampool.errors import InputError, ObjectiveError, OutOfScopeError
+from vrampool.memory.declared import read_vram
 from vrampool.messages import SubmissionSpec
 from vrampool.objectives import resolve
 from vrampool.objectives.samplers import dump_pruner, dump_sampler
 from vrampool.settings import Settings
-from vrampool.units import parse_bytes
 
+#: A function of a few parameters takes little; what is larger has caught something it should not.
+VRAM_FUNCTION_LIMIT_BYTES = 1024**2
 #: What `submit` takes for granted; `check` needs it too.
 _DEFAULTS: dict[str, Any] = {
     "n_trials": None,
@@ -29,6 +32,7 @@ _DEFAULTS: dict[str, Any] = {
     "timeout": None,
     "trial_timeout_s": None,
     "max_concurrent_trials": None,
+    "max_trials_per_device": None,
     "priority": 0,
     "env": None,
     "workdir": None,
@@ -64,9 +68,7 @@ def build_spec(
         raise OutOfScopeError(f"gpus={asked['gpus']}: one trial uses one device here; spread work over trials instead")
     _check_counts(asked)
     catch = asked["catch"]
-    vram = asked["vram"]
-    if vram != "auto":
-        vram = parse_bytes(vram, what="vram")
+    vram = _read_vram(asked["vram"], settings)
     workdir = None if asked["workdir"] is None else str(Path(asked["workdir"]).expanduser().resolve())
     if workdir is not None and not Path(workdir).is_dir():
         raise InputError(f"workdir {workdir} is not a directory")
@@ -89,6 +91,7 @@ def build_spec(
         catch=None if catch is None else tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in read_kinds(catch)),
         vram=vram,
         max_concurrent_trials=asked["max_concurrent_trials"],
+        max_trials_per_device=asked["max_trials_per_device"],
         priority=asked["priority"],
         env={str(key): str(value) for key, value in (asked["env"] or {}).items()},
         sampler=dump_sampler(asked["sampler"]),
@@ -105,10 +108,28 @@ def build_spec(
     return spec, bundle
 
 
+def _read_vram(given: Any, settings: Settings) -> Any:
+    """Return what a submission says of its memory as it is stored."""
+    named = isinstance(given, str) and ":" in given
+    if not named and (isinstance(given, Mapping) or not callable(given)):
+        return read_vram(given).to_json()
+    try:
+        reference, body = resolve(
+            given, bundle_limit_bytes=VRAM_FUNCTION_LIMIT_BYTES, allow_bundles=settings.objectives == "any"
+        )
+    except ObjectiveError as error:
+        words = str(error).replace("one trial", "one dict of parameters").removeprefix("objective ")
+        raise InputError(f"vram function {words}") from error
+    function = reference.to_json()
+    return {"function": function if body is None else function | {"body": base64.b64encode(body).decode()}}
+
+
 def _check_counts(asked: Mapping[str, Any]) -> None:
     if asked["n_trials"] is not None and asked["total"] is not None:
         raise InputError("give n_trials (how many to add) or total (how many in all), not both")
-    for name in ("n_trials", "total", "max_concurrent_trials"):
+    if isinstance(asked["priority"], bool) or not isinstance(asked["priority"], int):
+        raise InputError(f"priority must be a whole number, higher ones first, not {asked['priority']!r}")
+    for name in ("n_trials", "total", "max_concurrent_trials", "max_trials_per_device"):
         value = asked[name]
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise InputError(f"{name} must be a whole number, not {value!r}")

@@ -138,12 +138,13 @@ class Pool:
         study_name: str | None = None,
         direction: str | None = None,
         directions: Sequence[str] | None = None,
-        vram: str | int = "auto",
+        vram: str | int | tuple[str | int | None, str | int | None] | Callable[..., int | str] = "auto",
         sampler: Any = None,
         pruner: Any = None,
         timeout: float | None = None,
         trial_timeout_s: float | None = None,
         max_concurrent_trials: int | None = None,
+        max_trials_per_device: int | None = None,
         priority: int = 0,
         env: Mapping[str, str] | None = None,
         workdir: str | os.PathLike[str] | None = None,
@@ -165,12 +166,15 @@ class Pool:
             total: Instead: root trials the study shall have in all; a study that has them gets none.
             study_name: An existing study is gone on with; None makes a new one named after the objective.
             direction, directions: As in `optuna.create_study`; "minimize" if none is given.
-            vram: "auto" (measured), or what each trial needs, such as "6GiB".
+            vram: "auto" (measured and learned from the parameters), or what each trial needs, such as "6GiB"; bounds
+                for what is learned, such as ("2GiB", "20GiB"), with None for an open end; or a function of the
+                planned parameters that returns a size (also as "package.module:function").
             sampler, pruner: Optuna objects or "package.module:Class"; None: Optuna's defaults.
             timeout: Seconds after which no more trials are created; running ones finish.
             trial_timeout_s: Seconds after which one trial is ended and told FAIL.
             max_concurrent_trials: Trials of this submission under way at once, over all devices.
-            priority: Higher ones are asked for first.
+            max_trials_per_device: Trials of this submission at once on each device.
+            priority: Trials of a submission with a higher one start first; running ones are left alone.
             env: Variables for the trial's process, set before any of the user's code.
             workdir: Working directory of the trials.
             points: Parameters to try first, as `study.enqueue_trial` takes them.
@@ -179,7 +183,8 @@ class Pool:
             callbacks: Called by `wait` in this process, once per root trial, with the study and the trial.
             retry_timeouts: Treat an ended trial as lost by bad luck instead of as the objective's fault.
             max_infra_retries: Attempts after a crash or a lost worker.
-            oom: "user": leave an out-of-memory error that the objective catches to the objective.
+            oom: "auto": a trial whose objective catches an out-of-memory error and goes on is tried again with more
+                memory, for its result is that of another configuration. "user": that is the objective's own affair.
             seed: Seed of the trials' random numbers; None: from the system.
             gpus: Devices per trial; only 1.
 
@@ -199,6 +204,7 @@ class Pool:
             timeout=timeout,
             trial_timeout_s=trial_timeout_s,
             max_concurrent_trials=max_concurrent_trials,
+            max_trials_per_device=max_trials_per_device,
             priority=priority,
             env=env,
             workdir=workdir,

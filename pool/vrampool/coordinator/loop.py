@@ -14,7 +14,9 @@ from typing import Any
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.trial import FrozenTrial
 
-from vrampool.coordinator.depth import Room, wants_another
+from vrampool.coordinator.depth import rooms_of, wants_another
+from vrampool.coordinator.earlier import Learning
+from vrampool.coordinator.patience import Patience
 from vrampool.coordinator.reaper import Reaper
 from vrampool.coordinator.remains import Remains
 from vrampool.coordinator.tender import Tender
@@ -91,6 +93,8 @@ class Coordinator:
         self._demand = Demand(connection, settings.pool)
         self._events = Events(connection, settings.pool)
         self._reaper = Reaper(Liveness(connection, settings.pool), ttl_s=settings.lease_ttl_s, beat_s=settings.beat_s)
+        self._learning = Learning(storage, self._catalog, signer)
+        self._patience = Patience(settings.age_limit_s)
         self._tenders: dict[str, Tender] = {}
         self._refused: dict[str, Remains] = {}
         self._epoch: int | None = None
@@ -132,7 +136,7 @@ class Coordinator:
                 except StaleLeaderError:
                     _log.warning("another coordinator leads now")
                     self._epoch = None
-                    self._tenders.clear()
+                    self._drop_all()
                 except (TransientRedisError, TransientStorageError, StorageInternalError, UnreachableError) as error:
                     _log.warning("%s; the coordinator tries again in %.1f s", str(error).splitlines()[0], pause_s)
                     self._show("waiting", str(error).splitlines()[0])
@@ -140,6 +144,8 @@ class Coordinator:
                         self._reaper.forgive(self._clock())
                     self._rest(pause_s)
                     pause_s = min(pause_s * 2, 5.0)
+        self._drop_all()
+        self._learning.close()
         if self._epoch is not None:
             with contextlib.suppress(TransientRedisError):  # it runs out by itself
                 self._leadership.release()
@@ -206,7 +212,7 @@ class Coordinator:
             self._largest_at_s = now_s if self._largest_bytes else -1e9
         largest = self._largest_bytes
         for tender in self._in_order():
-            tender.largest_bytes = largest
+            tender.sizing.largest_bytes = largest
             self._enqueue(tender.observe(trials[tender.study_id]), front=True)
             self._judge(tender)
         self._reap(now_s)
@@ -220,7 +226,7 @@ class Coordinator:
     def _update_tenders(self, rows: Sequence[SubmissionRow]) -> None:
         ids = {row.id for row in rows}
         for gone in set(self._tenders) - ids:
-            del self._tenders[gone]
+            self._drop(gone)
         for row in rows:
             if row.id in self._tenders:
                 self._tenders[row.id].row = row
@@ -233,7 +239,15 @@ class Coordinator:
 
     def _tend(self, row: SubmissionRow) -> Tender:
         spec = open_spec(self._signer, row.id, row.spec_text)
-        return Tender(self._storage, self._catalog, self._queue, row, spec, self._settings.pool)
+        sizing = self._learning.sizing(spec)
+        return Tender(self._storage, self._catalog, self._queue, row, spec, self._settings.pool, sizing=sizing)
+
+    def _drop(self, submission_id: str) -> None:
+        self._tenders.pop(submission_id).sizing.close()
+
+    def _drop_all(self) -> None:
+        for submission_id in list(self._tenders):
+            self._drop(submission_id)
 
     def _refuse(self, row: SubmissionRow, why: str) -> None:
         reason = f"refused: {why}"
@@ -257,7 +271,7 @@ class Coordinator:
             try:
                 found[tender.study_id] = self._storage.get_all_trials(tender.study_id, deepcopy=False)
             except KeyError:
-                del self._tenders[tender.id]
+                self._drop(tender.id)
                 self._refuse(tender.row, f"there is no study {tender.row.study_name!r} any more")
         return found
 
@@ -268,7 +282,7 @@ class Coordinator:
     def _judge(self, tender: Tender) -> None:
         """Move a submission on when its time is up, when it is broken, or when it was stopped."""
         if tender.row.state == SubmissionState.OPEN:
-            reason = tender.too_large(self._clock()) or tender.broken()
+            reason = tender.sizing.too_large(self._clock()) or tender.broken()
             if reason is not None:
                 self._move(tender, SubmissionState.FAILING, reason)
             elif time.time() >= tender.ends_at_s:
@@ -299,7 +313,7 @@ class Coordinator:
             self._move(tender, SubmissionState.DONE, tender.row.reason or "")
         else:
             self._move(tender, ends[tender.row.state], tender.row.reason or "")
-        del self._tenders[tender.id]
+        self._drop(tender.id)
         if tender.spec.objective.bundle_sha256 is not None:
             self._catalog.drop_bundles_of_ended()  # this one too, an hour after it was put: others may want it
 
@@ -312,32 +326,35 @@ class Coordinator:
             return
         records = self._registry.workers()
         for tender in tenders:
-            tender.running_peaks = {
-                item.number: item.peak_bytes
-                for record in records
-                for item in record.running
-                if item.study == tender.spec.study_name and item.peak_bytes
-            }
-        rooms = [
-            Room(record.device_id, record.free_bytes, not record.running, record.slots - len(record.running))
-            for record in records
-            if record.state == "ready"
-        ]
+            tender.look_at(records)
+        rooms = rooms_of(records)
         waiting = [
-            ticket.vram_bytes
+            (tender.spec.priority, ticket.vram_bytes)
             for tender in self._tenders.values()
             if tender.row.state == SubmissionState.OPEN  # of the others all were cancelled a moment ago
             for ticket in (tender.ticket_of(trial) for trial in tender.waiting())
         ]
         for tender in tenders:
-            while tender.may_create() and wants_another(rooms, waiting, tender.smallest_request()):
+            while tender.may_create(len(rooms)):
+                # What waits with a lower priority comes after it, so takes no room from it.
+                ahead = [request for priority, request in waiting if priority >= tender.spec.priority]
+                if not wants_another(rooms, ahead, tender.smallest_request()):
+                    break
                 ticket = self._create(tender)
                 if ticket is None:
                     break
                 self._enqueue([ticket])
-                waiting.append(ticket.vram_bytes)
+                waiting.append((tender.spec.priority, ticket.vram_bytes))
                 self._enqueue(tender.observe(self._storage.get_all_trials(tender.study_id, deepcopy=False)), front=True)
                 tender.row = self._catalog.submission(tender.id) or tender.row  # after the trials, as above
+        self._fill_for_those_without_room([tender for tender in tenders if rooms and not tender.live])
+
+    def _fill_for_those_without_room(self, tenders: Sequence[Tender]) -> None:
+        """Create a trial of each submission that has found no room for any for longer than the age limit."""
+        for submission_id, waited_s in self._patience.exhausted([item.id for item in tenders], self._clock()).items():
+            ticket = self._create(self._tenders[submission_id])
+            if ticket is not None:
+                self._enqueue([ticket], waited_s=waited_s)
 
     def _create(self, tender: Tender) -> Ticket | None:
         try:
@@ -352,10 +369,19 @@ class Coordinator:
             tender.observe(self._storage.get_all_trials(tender.study_id, deepcopy=False))
             return None
 
-    def _enqueue(self, tickets: Sequence[Ticket], *, front: bool = False) -> None:
+    def _enqueue(self, tickets: Sequence[Ticket], *, front: bool = False, waited_s: float = 0.0) -> None:
         for ticket in tickets:
             tender = self._tenders[ticket.submission_id]
-            self._queue.enqueue([ticket], requires=tender.requires, avoid=tender.avoid(ticket.number), front=front)
+            avoid = tender.avoid(ticket.number)
+            self._queue.enqueue(
+                [ticket],
+                requires=tender.requires,
+                avoid=avoid,
+                beyond_bytes=tender.beyond(ticket.number),
+                front=front,
+                waited_s=waited_s,
+                priority=tender.spec.priority,
+            )
 
     # ---- mending -----------------------------------------------------------------------------------
 

@@ -5,22 +5,27 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
+from optuna.samplers import GPSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from vrampool import retries
+from vrampool.coordinator.failures import Failures
 from vrampool.coordinator.points import StartingPoints
+from vrampool.coordinator.proposals import Proposals
+from vrampool.coordinator.sizing import Sizing
 from vrampool.coordinator.space import KnownSpace
-from vrampool.memory.requests import PastPeak, Request, next_request
-from vrampool.messages import AttemptFacts, EndKind, SubmissionSpec, Ticket
-from vrampool.objectives.random_states import COORDINATOR, RandomStates
+from vrampool.errors import InputError
+from vrampool.memory.requests import Request
+from vrampool.messages import SubmissionSpec, Ticket
+from vrampool.objectives.random_states import COORDINATOR, RandomStates, parts_of
 from vrampool.objectives.samplers import open_pruner, open_sampler
-from vrampool.queueing import Demand, JobQueue
+from vrampool.queueing import Demand, JobQueue, WorkerRecord
 from vrampool.storage import (
     REQUEST,
     Catalog,
@@ -29,7 +34,6 @@ from vrampool.storage import (
     SubmissionRow,
     SubmissionState,
     adopt_waiting,
-    attempt_of,
     cancel_waiting,
     claimed_by,
     create_planned,
@@ -38,14 +42,8 @@ from vrampool.storage import (
     mark_of,
     record_plan,
 )
-from vrampool.units import format_bytes
 
 _log = logging.getLogger("vrampool.coordinator")
-
-#: A study whose first trials all fail alike is broken; going on would only burn the night.
-ALIKE_LIMIT = 5
-#: Workers of a pool come one after another, and the largest device may come last: nothing is too large before that.
-SETTLE_S = 10.0
 
 
 @dataclass
@@ -67,10 +65,19 @@ class Tender:
         queue: The job queue.
         row: The submission's row.
         spec: What was asked for, its signature checked.
+        sizing: Decides how much memory its trials ask for; None: of what its own trials show, without a model.
     """
 
     def __init__(
-        self, storage: Any, catalog: Catalog, queue: JobQueue, row: SubmissionRow, spec: SubmissionSpec, pool: str
+        self,
+        storage: Any,
+        catalog: Catalog,
+        queue: JobQueue,
+        row: SubmissionRow,
+        spec: SubmissionSpec,
+        pool: str,
+        *,
+        sizing: Sizing | None = None,
     ) -> None:
         self.id = row.id
         self.row = row
@@ -85,19 +92,19 @@ class Tender:
         self.study = optuna.Study(
             study_name=spec.study_name, storage=view, sampler=self._sampler(), pruner=open_pruner(spec.pruner)
         )
+        view.even_constraints = any(isinstance(part, GPSampler) for part in parts_of(self.study.sampler))
+        self.sizing = Sizing(spec) if sizing is None else sizing
+        self._proposals = Proposals(self.study, view, self.sizing)
+        self._unsized: str | None = None
         self._space = KnownSpace()
         self._seen = 0
         self._open: set[int] = set()
         self._roots: dict[int, _Root] = {}
         self._retried: set[int] = set()
-        self._peaks: list[PastPeak] = []
-        self._first_failures: list[str] = []
-        self._uncaught: str | None = None
+        self._new_requests: dict[int, dict[str, Any]] = {}  #: of retries, until they are read
+        self._failures = Failures(spec)
         self._points = StartingPoints(catalog, spec)
         self._trials: Sequence[FrozenTrial] = ()
-        self.largest_bytes = 0
-        self._too_large_since_s: float | None = None
-        self.running_peaks: dict[int, int] = {}  #: by trial number: what running trials of the study were seen to hold
 
     def _sampler(self) -> optuna.samplers.BaseSampler:
         """Open the sampler. A study's first one begins as in Optuna; whoever comes later must not repeat its points."""
@@ -125,30 +132,40 @@ class Tender:
             if mark is not None and mark.submission == self.id:
                 self._note(trial, mark)
             elif trial.state.is_finished():
-                self._learn(trial)
+                self.sizing.learn(trial)
         self._seen = len(trials)
+        self._new_requests = {number: request for number, request in self._new_requests.items() if number >= self._seen}
         tickets = []
         for number in sorted(self._open):
             trial = trials[number]
             if trial.state.is_finished() or is_foreign(trial):
                 tickets += self._finished(trial)  # before it is put aside: this writes, and is tried again if it fails
                 self._open.discard(number)
-                self._learn(trial)
+                self.sizing.learn(trial)
+        self.sizing.refresh()
         return tickets
+
+    def look_at(self, records: Iterable[WorkerRecord]) -> None:
+        """Take in what the pool's workers tell of their devices, and of the trials of this study that run there."""
+        records = list(records)
+        running = {
+            item.number: item.peak_bytes
+            for record in records
+            for item in record.running
+            if item.study == self.spec.study_name and item.peak_bytes and item.number in self._open
+        }
+        self.sizing.watch(running, self._trials)
+        self.sizing.devices([record.device_name for record in records])
+        self.sizing.overhead_bytes = max((r.overhead_bytes for r in records if r.overhead_bytes), default=None)
+        self.sizing.refresh()
 
     def _note(self, trial: FrozenTrial, mark: Mark) -> None:
         root = mark.root if mark.root is not None else trial.number
         self._roots.setdefault(root, _Root(root, [])).attempts.append(trial.number)
         if mark.retry_of is not None:
             self._retried.add(mark.retry_of)
+        self._proposals.remember(trial)
         self._open.add(trial.number)
-
-    def _learn(self, trial: FrozenTrial) -> None:
-        facts = attempt_of(trial)
-        # What fits no device says nothing of those that do: the next trial would be refused its chance.
-        if facts is not None and facts.peak_bytes and facts.end != EndKind.INFEASIBLE:
-            censored = facts.end not in (EndKind.COMPLETE, EndKind.PRUNED) or facts.num_alloc_retries > 0
-            self._peaks.append(PastPeak(facts.peak_bytes, censored, dict(trial.params)))
 
     def _finished(self, trial: FrozenTrial) -> list[Ticket]:
         mark = mark_of(trial)
@@ -156,7 +173,7 @@ class Tender:
         if trial.number in self._retried:
             return []
         attempts = [self._trials[number] for number in root.attempts]
-        step = retries.next_step(trial, self.spec, attempts, largest_bytes=self.largest_bytes or None)
+        step = retries.next_step(trial, self.spec, attempts, largest_bytes=self.sizing.largest_bytes or None)
         if isinstance(step, retries.Retry):
             if self.row.state != SubmissionState.OPEN:
                 root.finished = True  # a retry would be a start, and those are over
@@ -166,14 +183,17 @@ class Tender:
             if not step.counts and mark is not None and mark.point is not None:
                 self._points.release(mark.point)
             root.finished, root.counted = True, step.counts
-            self._note_failure(trial)
+            self._failures.note(trial)
         return []
 
     def _retry(self, trial: FrozenTrial, root: _Root, step: retries.Retry) -> Ticket:
         request = {"bytes": step.request_bytes, "reason": step.reason, "avoid": step.avoid_device}
+        if step.beyond_bytes:
+            request["beyond"] = step.beyond_bytes
         trial_id = create_retry(self._storage, self.study_id, trial, request, step.reason)
         number = self._storage.get_trial_number_from_id(trial_id)
         self._retried.add(trial.number)
+        self._new_requests[number] = request
         _log.info(
             "%s/%s: attempt %s is trial %s: %s",
             self.spec.study_name,
@@ -183,17 +203,6 @@ class Tender:
             step.reason,
         )
         return self._ticket(number, trial_id, step.request_bytes)
-
-    def _note_failure(self, trial: FrozenTrial) -> None:
-        if self._uncaught is None and (uncaught := retries.uncaught(trial, self.spec)) is not None:
-            self._uncaught = f"trial {trial.number} raised {failure_line(uncaught)}"
-        if len(self._first_failures) >= ALIKE_LIMIT:
-            return
-        facts = attempt_of(trial)
-        alike = ""
-        if trial.state == TrialState.FAIL and facts is not None and facts.end in (EndKind.FAILED, EndKind.REFUSED):
-            alike = failure_line(facts)
-        self._first_failures.append(alike)
 
     # ---- what the loop asks ----------------------------------------------------------------------
 
@@ -232,11 +241,25 @@ class Tender:
         """Root trials that have not ended for good."""
         return sum(not root.finished for root in self._roots.values())
 
-    def may_create(self) -> bool:
-        """True while the submission wants another root trial now."""
+    def may_create(self, devices: int | None = None) -> bool:
+        """True while the submission wants another root trial now.
+
+        Args:
+            devices: How many take trials; None: not known, and its limit for each of them is left to the workers.
+        """
         limit = self.spec.max_concurrent_trials
+        if devices is not None and self.spec.max_trials_per_device is not None:
+            on_all = devices * self.spec.max_trials_per_device
+            limit = on_all if limit is None else min(limit, on_all)
         open_now = self.row.state == SubmissionState.OPEN and (limit is None or self.live < limit)
-        return open_now and self.wants_more()
+        return open_now and self.wants_more() and self._can_size()
+
+    def _can_size(self) -> bool:
+        try:
+            return self.sizing.ready()
+        except InputError as error:
+            self._unsized = str(error)
+            return False
 
     def wants_more(self) -> bool:
         """True when more root trials are to come at all, now or later."""
@@ -258,19 +281,14 @@ class Tender:
         return len(self._open) + max(0, int(more))
 
     def broken(self) -> str | None:
-        """Return why the study should stop: exceptions outside `catch`, or the first trials failing alike."""
-        if self.spec.catch is not None:
-            return self._uncaught
-        firsts = self._first_failures
-        if len(firsts) >= ALIKE_LIMIT and firsts[0] and len(set(firsts)) == 1:
-            return f"the first {ALIKE_LIMIT} trials all failed alike: {firsts[0]}"
-        return None
+        """Return why the study should stop: it cannot be sized, or its failures say so (`Failures.broken`)."""
+        return self._unsized or self._failures.broken()
 
     # ---- creating --------------------------------------------------------------------------------
 
     def smallest_request(self) -> int | None:
         """Return the smallest request the next trial is likely to have; None when it will be exclusive."""
-        return self._size({}).request_bytes
+        return self.sizing.smallest()
 
     def create(self) -> Ticket:
         """Create the next trial: a user's own waiting one, a starting point, or one asked from the sampler."""
@@ -278,9 +296,10 @@ class Tender:
         if ticket is not None:
             return ticket
         space = self._space.of(self.study, self._trials)
-        trial = self.study.ask(fixed_distributions=space)
+        proposal = self._proposals.ask(space, self._trials)
+        trial = proposal.trial
         size = self._size(trial.params)
-        request = {"bytes": size.request_bytes, "reason": size.reason}
+        request = size.to_json(**({"refused": proposal.refused} if proposal.refused else {}))
         record_plan(self._storage, trial._trial_id, dump_plan(trial), request)
         return self._ticket(trial.number, trial._trial_id, size.request_bytes)
 
@@ -294,7 +313,7 @@ class Tender:
             if not _is_free(trial):  # another submission of the study was quicker
                 continue
             size = self._size(trial.system_attrs.get("fixed_params", {}))
-            request = {"bytes": size.request_bytes, "reason": size.reason}
+            request = size.to_json()
             if adopt_waiting(self._storage, trial._trial_id, mark, request):
                 self._note(trial, mark)
                 return self._ticket(trial.number, trial._trial_id, size.request_bytes)
@@ -307,17 +326,17 @@ class Tender:
             return None
         point = self.spec.points[index]
         size = self._size(point)
-        request = {"bytes": size.request_bytes, "reason": size.reason}
+        request = size.to_json()
         mark = Mark(submission=self.id, point=index)
         trial_id = create_planned(self._storage, self.study_id, mark, fixed_params=point, request=request)
         return self._ticket(self._storage.get_trial_number_from_id(trial_id), trial_id, size.request_bytes)
 
     def _size(self, params: dict[str, Any]) -> Request:
-        running = [PastPeak(peak_bytes, censored=False) for peak_bytes in self.running_peaks.values()]
-        size = next_request(self.spec.vram, [*self._peaks, *running], params=params)
-        if self.spec.vram == "auto" and size.request_bytes and 0 < self.largest_bytes <= size.request_bytes:
-            return Request(None, f"{size.reason}; that is all a device has, so it runs alone on one")
-        return size
+        try:
+            return self.sizing.request(params)
+        except InputError as error:  # the submission's own function failed: it is moved to its end at the next look
+            self._unsized = str(error)
+            return Request(None, str(error))
 
     def _ticket(self, number: int, trial_id: int, request_bytes: int | None) -> Ticket:
         return Ticket(
@@ -334,10 +353,19 @@ class Tender:
         """Capabilities a worker must have; objectives are checked by the workers themselves."""
         return ""
 
+    def beyond(self, number: int) -> int:
+        """Return how much more than this a device must have that a retry gets as a whole; 0: any will do."""
+        return int(self._request(number).get("beyond") or 0)
+
+    def _request(self, number: int) -> dict[str, Any]:
+        """Return what a trial asks for; of a retry that was created just now too, which was not read yet."""
+        if number < len(self._trials):
+            return self._trials[number].user_attrs.get(REQUEST) or {}
+        return self._new_requests.get(number, {})
+
     def avoid(self, number: int) -> str:
         """Return the device that a retry shall not go to at once, for it was a victim there; or nothing."""
-        request = self._trials[number].user_attrs.get(REQUEST) if number < len(self._trials) else None
-        return str((request or {}).get("avoid") or "")
+        return str(self._request(number).get("avoid") or "")
 
     def ticket_of(self, trial: FrozenTrial) -> Ticket:
         """Return the ticket of a trial that waits already, to enqueue it again.
@@ -347,7 +375,7 @@ class Tender:
         request = trial.user_attrs.get(REQUEST)
         if request is None:
             size = self._size(trial.system_attrs.get("fixed_params", {}))
-            request = {"bytes": size.request_bytes, "reason": size.reason}
+            request = size.to_json()
             with contextlib.suppress(UpdateFinishedTrialError):  # just ended from outside: nobody will run it
                 record_plan(self._storage, trial._trial_id, None, request)
         return self._ticket(trial.number, trial._trial_id, request["bytes"])
@@ -360,21 +388,6 @@ class Tender:
             for trial in waiting:
                 cancel_waiting(self._storage, trial._trial_id, reason)
 
-    def too_large(self, now_s: float) -> str | None:
-        """Return why no device can ever take a declared request, or None."""
-        declared = self.spec.vram
-        if not isinstance(declared, int) or not self.largest_bytes or declared <= self.largest_bytes:
-            self._too_large_since_s = None
-            return None
-        if self._too_large_since_s is None:
-            self._too_large_since_s = now_s
-        if now_s - self._too_large_since_s < SETTLE_S:
-            return None
-        return (
-            f"vram={format_bytes(declared)} is more than the largest device of the pool may hold "
-            f"({format_bytes(self.largest_bytes)}); ask for less, or add a larger device"
-        )
-
 
 def _is_free(trial: FrozenTrial) -> bool:
     """Return whether a trial waits for whoever comes: enqueued by the user, and nobody's yet."""
@@ -384,9 +397,3 @@ def _is_free(trial: FrozenTrial) -> bool:
 def is_foreign(trial: FrozenTrial) -> bool:
     """True for a trial of ours that somebody's own `optimize()` popped: it is his now, and nobody waits for it."""
     return bool(trial.state == TrialState.RUNNING) and claimed_by(trial) is None
-
-
-def failure_line(facts: AttemptFacts) -> str:
-    """Return a failure in one line: its class and the first line of its text."""
-    first = facts.text.strip().splitlines()[0] if facts.text.strip() else facts.end
-    return first[:300]

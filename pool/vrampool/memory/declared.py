@@ -25,6 +25,11 @@ class Declared:
     most_bytes: int | None = None  #: and none for more
     function: Mapping[str, Any] | None = None  #: how the function travels (`ObjectiveRef`)
 
+    @property
+    def is_learned(self) -> bool:
+        """True where requests follow from what is measured, within bounds or without."""
+        return self.exact_bytes is None and self.function is None
+
     def to_json(self) -> Any:
         """Return it as it is kept in the submission."""
         if self.exact_bytes is not None:

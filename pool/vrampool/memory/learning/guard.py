@@ -14,6 +14,8 @@ from vrampool.memory.learning.model import Fit
 #: A prediction outside the range seen is raised by up to this: with less, a third of them were too low
 #: (`research/facts.md` section 5, trained up to batch 64 and asked for 128 to 256).
 _OUTSIDE_FACTOR = 1.5
+#: How much less a prediction is trusted outside the range seen, while nothing is known of a parameter's direction.
+_DOUBT = 2.0
 #: Whole distance, as a logarithm, at which the factor is reached: twice as large as anything seen.
 _FULL_DISTANCE = math.log(2)
 
@@ -55,19 +57,23 @@ def floor_of(
 ) -> tuple[float, float] | None:
     """Return prediction and standard deviation for the largest trial within the range seen that is no larger.
 
-    What it needs a trial with these parameters needs too. None: where a parameter lies outside and memory was not
-    seen to grow that way, nothing measured says what is needed.
+    What it needs a trial with these parameters needs too. Where it is not known yet whether memory grows that way the
+    model's own word is taken, and its doubt is doubled. None: nothing measured says what is needed.
     """
     inputs = fit.encoder.encode(params)
     if any(directions.get(name) != 0 for name in where.unseen):
         return None
+    doubt = 1.0
     for index, beyond in where.beyond:
         direction = directions.get(fit.encoder.columns[index].name)
-        if direction is None or beyond * direction < 0:
+        if direction is None:
+            doubt = _DOUBT
+        elif beyond * direction < 0:
             return None
-        inputs[index] -= beyond
+        else:
+            inputs[index] -= beyond
     middle, spread = fit.predict(inputs[None, :])
-    return float(middle[0]), float(spread[0])
+    return float(middle[0]), float(spread[0]) * doubt
 
 
 def conformal(scores: Array, level: float) -> float:

@@ -25,10 +25,10 @@ _LEAST_MARGIN = 0.05
 _FEW_MARGIN = 4.0
 #: nor than so many bytes: allocators take memory in pieces, and libraries load kernels late.
 _LEAST_MARGIN_BYTES = 64 * MIB
-#: A trial is said to need no less than its prediction less so many standard deviations,
-_SURE_SPREADS = 3.0
+#: A trial is said to need no less than its prediction less so many standard deviations (5 of 6 do),
+_SURE_SPREADS = 1.0
 #: and with fewer whole peaks than this nothing of the kind is said.
-_TRIALS_TO_BE_SURE = 4
+_TRIALS_TO_BE_SURE = 3
 #: So many ways in which the parameters that are not planned may turn out are looked at.
 _MOST_COMPLETIONS = 12
 #: Without a measured overhead it is taken for one of these parts of the smallest peak: the one that predicts best.
@@ -105,7 +105,7 @@ class Learned:
         sure = floor_of(self.fit, params, where, self.directions) if self.trials >= _TRIALS_TO_BE_SURE else None
         if sure is not None:
             least, apart = sure
-            least_bytes = fixed_bytes + _bytes(least - max(_SURE_SPREADS, self.spreads) * apart)
+            least_bytes = fixed_bytes + _bytes(least - _SURE_SPREADS * apart)
         return Prediction(middle_bytes, -(-upper_bytes // MIB) * MIB, least_bytes, outside)
 
     def _completions(self, params: Mapping[str, Any]) -> list[Mapping[str, Any]]:

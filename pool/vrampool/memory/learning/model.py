@@ -117,7 +117,8 @@ def fit(rows: Sequence[PastPeak], overhead_bytes: int, *, theta: Array | None = 
             max(bounds[i] + (_SQUEEZED if short[i].finished else _SHORT_OF), _beyond(bounds[i], middle[i], spread[i]))
             for i in news
         ]
-        return _fitted(encoder, [*whole, *kept], np.array([*targets, *more]), len(whole), theta)
+        # The hyperparameters stay those of the whole peaks: what a lower bound was taken for is no measurement.
+        return _fitted(encoder, [*whole, *kept], np.array([*targets, *more]), len(whole), first.theta)
 
 
 def _fitted(encoder: Encoder, rows: Sequence[PastPeak], targets: Array, whole: int, theta: Array | None) -> Fit:

@@ -1,0 +1,216 @@
+"""How much memory the trials of one submission ask for: what it declares, else what its peaks have taught so far."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from optuna.trial import FrozenTrial
+
+from vrampool.coordinator.vram_function import VramFunction
+from vrampool.measured import past_peak, planned_params
+from vrampool.memory.declared import read_vram
+from vrampool.memory.dominance import needs_no_less
+from vrampool.memory.learning.fitting import Fitter
+from vrampool.memory.peaks import PastPeak
+from vrampool.memory.requests import Request, next_request
+from vrampool.messages import EndKind, SubmissionSpec
+from vrampool.storage import attempt_of, mark_of
+from vrampool.units import GIB, format_bytes
+
+if TYPE_CHECKING:
+    from vrampool.memory.learning.learned import Learned
+
+#: Workers of a pool come one after another, and the largest device may come last: nothing is too large before that.
+SETTLE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a proposal fits no device, by what was measured."""
+
+    over_gib: float  #: more than 0
+    reason: str
+
+
+class Sizing:
+    """Sizes the trials of one submission.
+
+    Args:
+        spec: The submission.
+        fitter: Learns in the background; None: every trial is taken for as large as the largest so far.
+        earlier: Peaks of earlier studies with the same objective.
+        others: Submissions of the study that run other code: their trials teach nothing of these.
+    """
+
+    def __init__(
+        self,
+        spec: SubmissionSpec,
+        fitter: Fitter | None = None,
+        earlier: Sequence[PastPeak] = (),
+        others: Collection[str] = (),
+    ) -> None:
+        self._spec = spec
+        self._fitter = fitter
+        self._earlier = list(earlier)
+        self._others = frozenset(others)
+        self._peaks: list[PastPeak] = []  #: of this study
+        self._infeasible: list[PastPeak] = []
+        self._running: dict[int, PastPeak] = {}
+        self._wanted: tuple[int, ...] = ()
+        self._declared = read_vram(spec.vram)
+        self._function = VramFunction(self._declared.function, spec) if self._declared.function is not None else None
+        self._kinds: frozenset[str] = frozenset()
+        self._too_large_since_s: float | None = None
+        self.largest_bytes = 0  #: budget of the pool's largest device; 0: not known yet
+        self.overhead_bytes: int | None = None  #: the largest that a process has on the pool's devices; None: not known
+
+    # ---- what is measured --------------------------------------------------------------------------
+
+    def learn(self, trial: FrozenTrial) -> None:
+        """Take in a trial that has ended."""
+        self._running.pop(trial.number, None)
+        peak, mark = past_peak(trial), mark_of(trial)
+        if peak is None or (mark is not None and mark.submission in self._others):
+            return
+        facts = attempt_of(trial)
+        if facts is not None and facts.end == EndKind.INFEASIBLE:
+            # What fits no device says nothing of those that do: the next trial would be refused its chance.
+            self._infeasible.append(peak)
+        else:
+            self._peaks.append(peak)
+
+    def watch(self, running: Mapping[int, int], trials: Sequence[FrozenTrial]) -> None:
+        """Take in what running trials were seen to hold, by number. They have been through a whole round."""
+        self._running = {
+            number: PastPeak(peak_bytes, params=planned_params(trials[number]), overhead_bytes=self.overhead_bytes)
+            for number, peak_bytes in running.items()
+            if number < len(trials)
+        }
+
+    def devices(self, names: Sequence[str]) -> None:
+        """Take in which devices the pool has, by their names: what other kinds showed is not listened to."""
+        kinds = frozenset(peak.device for peak in self._all() if any(peak.device in name for name in names))
+        self._kinds = kinds
+
+    def refresh(self) -> None:
+        """Have the newest peaks learned from, in the background."""
+        if self._fitter is None or not self._declared.is_learned:
+            return
+        peaks = self._of_these_devices()
+        state = (len(peaks), len(self._infeasible), *sorted(self._running))
+        if state == self._wanted or not peaks:
+            return
+        self._wanted = state
+        self._fitter.want(self._spec.submission_id, [*peaks, *self._infeasible, *self._running.values()])
+
+    def close(self) -> None:
+        """The submission has ended."""
+        if self._fitter is not None:
+            self._fitter.forget(self._spec.submission_id)
+        if self._function is not None:
+            self._function.close()
+
+    @property
+    def model(self) -> Learned | None:
+        """What was learned so far; None: nothing yet."""
+        return None if self._fitter is None else self._fitter.latest(self._spec.submission_id)
+
+    def _all(self) -> list[PastPeak]:
+        return [*self._earlier, *self._peaks]
+
+    def _of_these_devices(self) -> list[PastPeak]:
+        if not self._kinds:
+            return self._peaks  # whatever its own trials ran on; another study's word is not taken for it
+        return [peak for peak in self._all() if not peak.device or peak.device in self._kinds]
+
+    # ---- requests ----------------------------------------------------------------------------------
+
+    def ready(self) -> bool:
+        """Return whether trials can be sized now: a declared function takes a moment to start.
+
+        Raises:
+            InputError: the function cannot be used; says why.
+        """
+        return self._function is None or self._function.ready()
+
+    def request(self, params: Mapping[str, Any]) -> Request:
+        """Return the request of a trial with these planned parameters.
+
+        Raises:
+            InputError: the declared function failed; says how.
+        """
+        if self._function is not None:
+            asked_bytes = self._function.ask(params)
+            return Request(
+                asked_bytes, f"{format_bytes(asked_bytes)} by the submission's own function of the parameters"
+            )
+        size = next_request(
+            self._spec.vram,
+            [*self._of_these_devices(), *self._running.values()],
+            self._fixed_bytes(),
+            params=params,
+            model=self.model,
+        )
+        if self._declared.exact_bytes is None and size.request_bytes and 0 < self.largest_bytes <= size.request_bytes:
+            words = f"{size.reason}; that is all a device has, so it runs alone on one"
+            return Request(None, words, size.predicted_bytes)
+        return size
+
+    def smallest(self) -> int | None:
+        """Return the smallest request that the next trial may have; None when it will be exclusive."""
+        if self._function is not None:
+            return self._function.smallest_bytes
+        model = self.model
+        if model is None or not self._declared.is_learned:
+            return self.request({}).request_bytes
+        found = model.smallest_bytes
+        if self._declared.least_bytes is not None:
+            found = max(found, self._declared.least_bytes)
+        return min(found, self._declared.most_bytes) if self._declared.most_bytes is not None else found
+
+    def _fixed_bytes(self) -> int | None:
+        # Without a model the margin is taken of all, as ever: it has to cover what the parameters may do.
+        return self.overhead_bytes if self.model is not None else None
+
+    # ---- refusals ----------------------------------------------------------------------------------
+
+    def refusal(self, params: Mapping[str, Any]) -> Refusal | None:
+        """Return why a proposal fits no device; None where nothing measured says so.
+
+        A rough prediction refuses nothing: it would be taught to the sampler as a fact. It needs a trial that was no
+        larger and did not fit, or a prediction that is sure, within what was measured.
+        """
+        if not self.largest_bytes or not self._declared.is_learned or not params:
+            return None
+        model = self.model
+        directions = {} if model is None else model.directions
+        for peak in self._infeasible:
+            if peak.params and needs_no_less(params, peak.params, directions):
+                over = max(peak.at_least_bytes - self.largest_bytes, 1) / GIB
+                return Refusal(over, f"a trial that was no larger needed more than {format_bytes(self.largest_bytes)}")
+        if model is None:
+            return None
+        prediction = model.predict(params, self.overhead_bytes)
+        if prediction.least_bytes <= self.largest_bytes:
+            return None
+        over = max(prediction.middle_bytes, prediction.least_bytes) - self.largest_bytes
+        middle, least = format_bytes(prediction.middle_bytes), format_bytes(prediction.least_bytes)
+        words = f"predicted {middle}, and hardly less than {least}"
+        return Refusal(over / GIB, f"{words}; the largest device may hold {format_bytes(self.largest_bytes)}")
+
+    def too_large(self, now_s: float) -> str | None:
+        """Return why no device can ever take a declared request, or None."""
+        declared_bytes = self._declared.exact_bytes or self._declared.least_bytes
+        if declared_bytes is None or not self.largest_bytes or declared_bytes <= self.largest_bytes:
+            self._too_large_since_s = None
+            return None
+        if self._too_large_since_s is None:
+            self._too_large_since_s = now_s
+        if now_s - self._too_large_since_s < SETTLE_S:
+            return None
+        return (
+            f"vram={format_bytes(declared_bytes)} is more than the largest device of the pool may hold "
+            f"({format_bytes(self.largest_bytes)}); ask for less, or add a larger device"
+        )
