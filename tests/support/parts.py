@@ -85,6 +85,10 @@ class Parts:
         """Return the pool as a notebook sees it."""
         return vrampool.Pool(**{**self.settings, **settings})
 
+    def running(self) -> list[subprocess.Popen[bytes]]:
+        """Return those of the started processes that still run."""
+        return [process for process in self._processes if process.poll() is None]
+
     def log_of(self, process: subprocess.Popen[bytes]) -> str:
         return self._names[process.pid].read_text(errors="replace")
 

@@ -21,8 +21,10 @@ from typing import Any
 import redis
 from rq.suspension import is_suspended
 from rq.worker import BaseWorker, WorkerStatus
+from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from vrampool.errors import DeviceLostError, InputError
+from vrampool.processes import keep_secrets
 from vrampool.queueing import Events, Liveness, Registry, TransientRedisError, WorkerRecord
 from vrampool.queueing import renew as renew_executions
 from vrampool.settings import Settings, load_settings
@@ -77,6 +79,7 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
             InputError: several queues, no storage, no device.
             DeviceConflictError: another worker holds the device.
         """
+        keep_secrets()  # `rq worker` knows nothing of it; its argument --url is another matter, see SECURITY.md
         settings = self._read_settings()
         signer = load_secret(settings, create=False)
         with ExitStack() as stack:
@@ -145,7 +148,8 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
         port = QueuePort(
             twin(self.connection), settings.pool, self.name, signer, execution_ttl_s=self.get_heartbeat_ttl(None)
         )
-        environment = child_environment(os.environ, device, settings)
+        told = str(self.connection.connection_pool.connection_kwargs.get("password") or "")
+        environment = child_environment(os.environ, device, settings, secrets=[told])
         modules = settings.preload_modules
 
         def start_child() -> Child:
@@ -274,7 +278,7 @@ class Pulse:
                 pipeline.hset(worker.key, mapping=worker.serialize())
                 pipeline.sadd(worker.redis_workers_keys, worker.key)
                 for queue in worker.queue_names():
-                    pipeline.sadd(f"rq:workers:{queue}", worker.key)
+                    pipeline.sadd(WORKERS_BY_QUEUE_KEY % queue, worker.key)
                 pipeline.execute()
 
 

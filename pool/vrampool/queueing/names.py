@@ -16,7 +16,7 @@ class Names:
 
     def __init__(self, pool: str) -> None:
         self.pool = pool
-        own = self.own_prefix = f"vrampool:{pool}:"
+        own = self.own_prefix
         # RQ's
         self.waiting = f"{Queue.redis_queue_namespace_prefix}{pool}"
         self.intermediate = IntermediateQueue.get_intermediate_queue_key(self.waiting)
@@ -48,11 +48,16 @@ class Names:
         self.output_prefix = own + "output:"  #: + reader's id: what a trial prints, for one who asked; kept a minute
         self.output_prefix = own + "output:"  #: + reader's id: what a trial prints, for one who asked; kept a minute
 
+    @property
+    def own_prefix(self) -> str:
+        """What all keys of ours begin with."""
+        return f"vrampool:{self.pool}:"
+
     def knows(self, key: str) -> bool:
         """True for a key of ours that this version writes."""
-        values = {name: value for name, value in vars(self).items() if isinstance(value, str)}
-        prefixes = [value for name, value in values.items() if name.endswith("_prefix") and name != "own_prefix"]
-        return key in values.values() or any(key.startswith(prefix) for prefix in prefixes)
+        names = vars(self)
+        prefixes = tuple(value for name, value in names.items() if name.endswith("_prefix"))
+        return key in names.values() or key.startswith(prefixes)
 
     def job(self, job_id: str) -> str:
         return self.job_prefix + job_id

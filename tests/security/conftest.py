@@ -1,0 +1,50 @@
+"""One deployment for most of these tests: TLS everywhere, a Redis user for each role, passwords in every URL."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import optuna
+import pytest
+from security.deployment import Deployment
+from support.parts import show_logs as pytest_runtest_makereport
+from support.postgres import postgres_server, postgres_url
+from support.stepped_pool import SteppedPool, stepped_pool
+from support.valkey import connection, valkey
+
+__all__ = ["connection", "postgres_server", "postgres_url", "pytest_runtest_makereport", "valkey"]
+
+
+@pytest.fixture(scope="package", autouse=True)
+def own_settings() -> Iterator[None]:
+    """The developer's own settings stay out of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith("VRAMPOOL_"):
+                patch.delenv(name)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def no_experimental_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        yield
+
+
+@pytest.fixture(scope="package")
+def deployment(own_settings: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """It has done a day's work in every role when a test sees it, and its processes still run."""
+    pytest.importorskip("psycopg")
+    with Deployment(tmp_path_factory.mktemp("deployment")) as made:
+        made.work()
+        yield made
+
+
+@pytest.fixture
+def stepped(valkey: str, tmp_path: Path) -> Callable[..., AbstractContextManager[SteppedPool]]:
+    return lambda **options: stepped_pool(valkey, tmp_path, **options)
