@@ -14,7 +14,7 @@ from vrampool.queueing.connection import talks_to_redis
 from vrampool.queueing.events import hint
 from vrampool.queueing.jobs import EXCLUSIVE, payload_of
 from vrampool.queueing.names import Names
-from vrampool.queueing.scripts import run_script
+from vrampool.queueing.scripts import Word, run_script
 from vrampool.signing import Signer
 
 #: How many waiting jobs one take looks at.
@@ -132,7 +132,7 @@ def ask(connection: redis.Redis, pool: str, offer: Offer) -> Answer:
     answer = names.answer_prefix + offer.lease_id
     keys = [names.waiting, names.intermediate, answer, names.earmarks, names.workers]
     prefixes = [names.job_prefix, names.live_prefix, names.first_seen_prefix, names.worker_prefix]
-    args = [json.dumps(words), *prefixes, WINDOW, ANSWER_KEPT_MS, names.events, hint("earmark_ended")]
+    args: list[Word] = [json.dumps(words), *prefixes, WINDOW, ANSWER_KEPT_MS, names.events, hint("earmark_ended")]
     found, kept, smallest_bytes = run_script(connection, "take", keys, args)
     return Answer(
         _read_taken(connection, pool, offer, found) if found else None,

@@ -37,6 +37,7 @@ class Lease:
     started: bool = False  #: user code runs; before that its context may grow at any moment
     measured_bytes: int | None = None
     peak_bytes: int | None = None  #: the largest that was measured
+    readings_over: int = 0  #: the last so many readings showed it above its lease
     ended_at_s: float | None = None  #: its processes are gone; its memory is awaited
     used_before_bytes: int | None = None  #: by the whole device, at the last reading before that
     residue_bytes: int | None = None  #: the least that seemed to be left of it since its end
@@ -143,7 +144,7 @@ def kept_in_words(decide: Callable[Concatenate[Any, str, P], Decision]) -> Calla
     """Have a lease remember the last decision about it that changed something, or changed nothing as was asked."""
 
     @functools.wraps(decide)
-    def remembering(book: _Book, lease_id: str, *args: P.args, **kwargs: P.kwargs) -> Decision:
+    def remembering(book: _Book, lease_id: str, /, *args: P.args, **kwargs: P.kwargs) -> Decision:
         before = book._leases.get(lease_id)
         before_bytes, was_alone = (before.lease_bytes, before.alone) if before else (None, None)
         decision = decide(book, lease_id, *args, **kwargs)
