@@ -397,3 +397,12 @@ def tell_pid_and_wait(trial):
     place.with_suffix(".new").write_text(str(os.getpid()))
     place.with_suffix(".new").rename(place)
     return wait_for_file(trial)
+
+
+def hold_beyond(trial):
+    """Hold more of the fake card than any lease, by a library that knows no cap."""
+    from support.fake_nvml import hold as hold_card
+
+    hold_card(25 * 1024**3)
+    time.sleep(30)
+    return 1.0

@@ -16,6 +16,7 @@ from support.fake_nvml import GIB, NOT_SUPPORTED, UNKNOWN, FakeNvml
 from support.pools import PROBE, LivePool, PoolMaker, check_invariants, facts_of
 from support.waiting import until
 
+from vrampool.messages import EndKind, Verdict
 from vrampool.units import MIB
 
 HERE = Path(__file__).parent
@@ -116,6 +117,23 @@ def test_the_overhead_of_a_process_is_learned_and_kept_for_the_next_worker(pool:
     until(lambda: len(pool.devices()) == 1, what="the end of the old record", timeout_s=30)
     facts = facts_of(pool.run(f"{OBJECTIVES}:one").trials[0])
     assert facts.lease_bytes is not None and facts.cap_bytes == facts.lease_bytes - 620 * MIB
+
+
+def test_a_trial_that_no_cap_holds_is_ended_before_it_harms_its_neighbour(pool: LivePool, tmp_path):
+    """Only torch's allocator has a cap; another library's memory shows on the card, and beyond the budget it is ended."""
+    gate = tmp_path / "gate"
+    meek = pool.submit(f"{OBJECTIVES}:wait_for_file", env={"GATE": str(gate)})
+    until(lambda: meek.progress().running, what="a neighbour")
+    greedy = pool.submit(f"{OBJECTIVES}:hold_beyond")
+    first = until(lambda: greedy.trials and greedy.trials[0].state.is_finished() and greedy.trials[0], what="its end")
+    facts = facts_of(first)
+    assert (facts.end, facts.verdict) == (EndKind.OOM, Verdict.CULPRIT)
+    assert "held 25.0 GiB of the device, more than its lease of 4.0 GiB" in facts.text
+    assert "only torch's allocator is held to a cap" in facts.text
+    greedy.cancel("seen")
+    gate.touch()
+    assert [trial.state for trial in meek.wait(30).trials] == [COMPLETE]
+    greedy.wait(30)
 
 
 FREEZER = Path("/sys/fs/cgroup/freezer")

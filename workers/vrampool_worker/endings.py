@@ -50,7 +50,10 @@ def decide(attempt: Attempt, place: Place, peak_bytes: int | None) -> End:
     outcome, ending = attempt.outcome, attempt.ending
     finished = outcome is not None and outcome.kind in (OutcomeKind.VALUE, OutcomeKind.PRUNED)
     if ending is not None and ending.kind is EndKind.OOM:
-        return _out_of_memory(attempt, place, MemoryFault(MemoryKind.HOST), ending.text, peak_bytes)
+        # On the CPU a reading found it above its lease; on a GPU too, where what it took was its neighbours'.
+        on_cpu = place.device_kind == "cpu"
+        fault = MemoryFault(MemoryKind.HOST if on_cpu else MemoryKind.CUDA, in_use_bytes=peak_bytes)
+        return _out_of_memory(attempt, place, fault, ending.text, peak_bytes)
     if ending is not None and (ending.kind is EndKind.TIMEOUT or not finished):
         return End(ending.kind, ending.text)
     if outcome is None:

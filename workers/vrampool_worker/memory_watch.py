@@ -115,10 +115,13 @@ class MemoryWatch:
         """On a GPU end a trial that no cap holds, where what it takes beyond its lease is its neighbours'."""
         trespasser = self._loop.ledger.trespasser
         attempt = self._loop.attempts.get(trespasser) if trespasser is not None else None
-        if attempt is not None and attempt.stage is Stage.RUNNING and attempt.ending is None:
-            held = format_bytes(self._loop.ledger.measured(attempt.lease_id))
+        if attempt is None or attempt.stage is not Stage.RUNNING or attempt.ending is not None:
+            return
+        held_bytes = self._loop.ledger.measured(attempt.lease_id) or 0
+        explained_bytes = (attempt.sample.torch_reserved_bytes or 0) + self._loop.ledger.overhead_bytes
+        if held_bytes > explained_bytes + _WORTH_A_WORD_BYTES:  # else its cap holds, and what the driver takes has grown
             text = (
-                f"held {held} of the device, more than its lease of {format_bytes(attempt.lease_at_end_bytes)}, while all "
+                f"held {format_bytes(held_bytes)} of the device, more than its lease of {format_bytes(attempt.lease_at_end_bytes)}, while all "
                 "together were beyond the budget; only torch's allocator is held to a cap"
             )
             self._loop.runner.end(attempt, EndKind.OOM, text, ask=False)

@@ -57,6 +57,8 @@ class Accounts:
             if lease is not None and lease.ended_at_s is None:
                 lease.measured_bytes = figure_bytes
                 lease.peak_bytes = max(lease.peak_bytes or 0, figure_bytes or 0) or None
+                over = (figure_bytes or 0) > lease.lease_bytes + NOISE_BYTES
+                lease.readings_over = lease.readings_over + 1 if over else 0
         if reading.used_bytes is None or self._on_cpu:
             return
         rest_bytes = self.rest_bytes(reading.used_bytes)
@@ -65,6 +67,22 @@ class Accounts:
         self._strangers.note(reading.used_bytes, self.leases.values(), now_s)
         self.residues.seen(self._strangers.latest_bytes)
         self._unexplained.append(self._unexplained_bytes(reading.used_bytes, self.leases.values()))
+
+    def trespasser(self) -> Lease | None:
+        """Return the trial that must be ended for its neighbours' sake; None: there is none.
+
+        Only torch's allocator is held to a cap. What another library takes shows when it is there. As long as the budget
+        holds that harms nobody; beyond it the card runs full, and whoever asks next fails. So of those that were above
+        their leases in several readings the worst is named, and only while all together are beyond the budget.
+        """
+        if self._on_cpu or self.used_bytes is None:
+            return None
+        held_bytes = sum(lease.measured_bytes or 0 for lease in self.leases.values())
+        others_bytes = self.driver_reserved_bytes + self.strangers_bytes(self.read_at_s)
+        if held_bytes + others_bytes <= self._budget_bytes:
+            return None
+        over = [lease for lease in self.leases.values() if lease.readings_over >= _READINGS]
+        return max(over, key=lambda lease: (lease.measured_bytes or 0) - lease.lease_bytes, default=None)
 
     def rest_bytes(self, used_bytes: int) -> int:
         """Return what of the device's use is beyond all trials that live and are measured."""
