@@ -190,8 +190,13 @@ class SimulatedPool:
         return next(worker for worker in self.workers if worker.name == name)
 
     def _look(self) -> None:
-        """Every worker looks: an event wakes some of them, and the others look every two seconds anyway."""
-        if self.waiting:
+        """Every worker looks: an event wakes some of them, and the others look every two seconds anyway.
+
+        Again while something was taken: what moves up in the line may fit whoever has looked before.
+        """
+        before = -1
+        while self.waiting and len(self.waiting) != before:
+            before = len(self.waiting)
             for worker in self.random.sample(self.workers, len(self.workers)):
                 self._take_all(worker)
 
