@@ -358,7 +358,7 @@ def map_shared(trial):
 
 
 def leave_a_daemon(trial):
-    """Start a daemon as careful ones are: two forks, a session, no directory, no environment, nothing open. Then wait."""
+    """Start a daemon as careful ones are: two forks, own session, no directory, environment or open file. Then wait."""
     first = os.fork()
     if first == 0:
         os.setsid()

@@ -120,7 +120,7 @@ def test_the_overhead_of_a_process_is_learned_and_kept_for_the_next_worker(pool:
 
 
 def test_a_trial_that_no_cap_holds_is_ended_before_it_harms_its_neighbour(pool: LivePool, tmp_path):
-    """Only torch's allocator has a cap; another library's memory shows on the card, and beyond the budget it is ended."""
+    """Only torch's allocator has a cap; what another library takes beyond the budget shows on the card."""
     gate = tmp_path / "gate"
     meek = pool.submit(f"{OBJECTIVES}:wait_for_file", env={"GATE": str(gate)})
     until(lambda: meek.progress().running, what="a neighbour")

@@ -119,10 +119,12 @@ class MemoryWatch:
             return
         held_bytes = self._loop.ledger.measured(attempt.lease_id) or 0
         explained_bytes = (attempt.sample.torch_reserved_bytes or 0) + self._loop.ledger.overhead_bytes
-        if held_bytes > explained_bytes + _WORTH_A_WORD_BYTES:  # else its cap holds, and what the driver takes has grown
+        # Otherwise its cap holds, and what the driver takes beside it has grown.
+        if held_bytes > explained_bytes + _WORTH_A_WORD_BYTES:
+            held, lease = format_bytes(held_bytes), format_bytes(attempt.lease_at_end_bytes)
             text = (
-                f"held {format_bytes(held_bytes)} of the device, more than its lease of {format_bytes(attempt.lease_at_end_bytes)}, while all "
-                "together were beyond the budget; only torch's allocator is held to a cap"
+                f"held {held} of the device, more than its lease of {lease}, while all together were beyond the "
+                "budget; only torch's allocator is held to a cap"
             )
             self._loop.runner.end(attempt, EndKind.OOM, text, ask=False)
 

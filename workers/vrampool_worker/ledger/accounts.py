@@ -71,9 +71,9 @@ class Accounts:
     def trespasser(self) -> Lease | None:
         """Return the trial that must be ended for its neighbours' sake; None: there is none.
 
-        Only torch's allocator is held to a cap. What another library takes shows when it is there. As long as the budget
-        holds that harms nobody; beyond it the card runs full, and whoever asks next fails. So of those that were above
-        their leases in several readings the worst is named, and only while all together are beyond the budget.
+        Only torch's allocator is held to a cap. What another library takes shows when it is there. As long as the
+        budget holds that harms nobody; beyond it the card runs full, and whoever asks next fails. So of those that were
+        above their leases in several readings the worst is named, and only while all together are beyond the budget.
         """
         if self._on_cpu or self.used_bytes is None:
             return None
