@@ -60,7 +60,7 @@ def status(study_name: str | None, as_json: bool, check_it: bool, fix: bool, **g
     for device in devices:
         console.print(device_view(device))
         if device.state == "ready" and device.reason:
-            console.print(f"    {device.reason}", markup=False, style="dim")
+            console.print(f"    {device.reason}", markup=False, style="dim", soft_wrap=True)
         for note in device_notes(device, releases.get(device.device_id)):
             console.print(f"    {note}", markup=False, highlight=False, style="dim")
     for handle in handles:
@@ -68,7 +68,7 @@ def status(study_name: str | None, as_json: bool, check_it: bool, fix: bool, **g
         if study_name:
             console.print(trial_table(summary(handle, wall_s=0.0)["trials"]))
     for job in waiting:
-        console.print(f"{job.study}/{job.number} {reasons[job.job_id]}", markup=False)
+        console.print(f"{job.study}/{job.number} {reasons[job.job_id]}", markup=False, soft_wrap=True)
     return 0
 
 
