@@ -17,6 +17,7 @@ _COMMANDS = {
     "status": "vrampool.cli.look:status",
     "why": "vrampool.cli.look:why",
     "dashboard": "vrampool.cli.dashboard:dashboard",
+    "top": "vrampool.cli.top:top",
     "logs": "vrampool.cli.logs:logs",
     "report": "vrampool.cli.report:report",
     "stop": "vrampool.cli.manage:stop",
