@@ -27,6 +27,8 @@ def test_whoever_found_room_meanwhile_begins_anew():
     patience.exhausted([], 1_050.0)
     assert patience.exhausted(["a"], 1_130.0) == {}
     assert patience.exhausted(["a"], 1_250.0) == {"a": 120.0}
+    patience.forget()
+    assert patience.exhausted(["a"], 1_260.0) == {}
 
 
 @pytest.fixture

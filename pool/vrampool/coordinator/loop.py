@@ -323,6 +323,7 @@ class Coordinator:
         """Ask for trials while some device could start one now."""
         tenders = [tender for tender in self._in_order() if tender.may_create()]
         if not tenders:
+            self._patience.forget()
             return
         records = self._registry.workers()
         for tender in tenders:

@@ -21,6 +21,10 @@ class Patience:
         self._limit_s = limit_s
         self._since_s: dict[str, float] = {}
 
+    def forget(self) -> None:
+        """End all clocks: nobody is without room now."""
+        self._since_s.clear()
+
     def exhausted(self, without_room: Iterable[str], now_s: float) -> dict[str, float]:
         """Return those for which it is over, and for how many seconds each has waited.
 
