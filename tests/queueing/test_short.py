@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from support.valkey import SIGNER, ticket
 
-from vrampool.queueing import JobQueue, Offer
-from vrampool.queueing.taking import Short, Taken, take_or_short
+from vrampool.queueing import JobQueue, Offer, ask
 
 GIB = 1024**3
 
@@ -23,19 +22,18 @@ def offer(**changes) -> Offer:
 
 def test_the_smallest_of_what_waits_is_told(queue, connection, pool):
     queue.enqueue([ticket(pool, 1, 20 * GIB), ticket(pool, 2, 4 * GIB), ticket(pool, 3, 90 * GIB)])
-    assert take_or_short(connection, pool, offer()) == Short(4 * GIB)
-    assert take_or_short(connection, pool, offer(free_bytes=0)) == Short(4 * GIB)
+    assert ask(connection, pool, offer()).smallest_bytes == 4 * GIB
+    assert ask(connection, pool, offer(free_bytes=0)).smallest_bytes == 4 * GIB
     assert len(queue.waiting()) == 3, "nothing was taken"
 
 
 def test_with_nothing_that_waits_nothing_is_told(queue, connection, pool):
-    assert take_or_short(connection, pool, offer()) is None
+    assert ask(connection, pool, offer()).smallest_bytes is None
 
 
 def test_what_fits_is_taken_whatever_else_waits(queue, connection, pool):
     queue.enqueue([ticket(pool, 1, 20 * GIB), ticket(pool, 2, 1 * GIB)])
-    found = take_or_short(connection, pool, offer())
-    assert isinstance(found, Taken) and found.number == 2
+    assert ask(connection, pool, offer()).taken.number == 2
 
 
 @pytest.mark.parametrize(
@@ -48,9 +46,9 @@ def test_what_fits_is_taken_whatever_else_waits(queue, connection, pool):
 )
 def test_what_this_worker_could_not_run_anyway_is_not_told(queue, connection, pool, changes):
     queue.enqueue([ticket(pool, 1, 4 * GIB)], requires="cuda", avoid="GPU-x")
-    assert take_or_short(connection, pool, offer(**changes)) is None
+    assert ask(connection, pool, offer(**changes)).smallest_bytes is None
 
 
 def test_a_trial_that_wants_a_device_for_itself_is_not_helped_by_a_little_room(queue, connection, pool):
     queue.enqueue([ticket(pool, 1, None)])
-    assert take_or_short(connection, pool, offer()) is None
+    assert ask(connection, pool, offer()).smallest_bytes is None

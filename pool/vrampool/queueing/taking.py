@@ -62,13 +62,6 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Short:
-    """Something waits that this worker could run if it had more memory free."""
-
-    smallest_bytes: int  #: the least that any of these trials asks for
-
-
-@dataclass(frozen=True)
 class Earmark:
     """A waiting job that a worker's device is kept free for, as it was passed over for longer than the age limit."""
 
@@ -90,12 +83,6 @@ class Answer:
 def take(connection: redis.Redis, pool: str, offer: Offer) -> Taken | None:
     """Take a job as `ask` does, and leave aside what else it says."""
     return ask(connection, pool, offer).taken
-
-
-def take_or_short(connection: redis.Redis, pool: str, offer: Offer) -> Taken | Short | None:
-    """Take a job as `ask` does; when none fits, say what the smallest lacks."""
-    answer = ask(connection, pool, offer)
-    return answer.taken or (Short(answer.smallest_bytes) if answer.smallest_bytes else None)
 
 
 @talks_to_redis
