@@ -17,7 +17,7 @@ from support.waiting import until
 from vrampool_worker import lineage, process_tree
 from vrampool_worker.children.launch import scratch_folder
 
-OBJECTIVES = Path(__file__).with_name("objectives.py")
+OBJECTIVES = Path(__file__).with_name("release_objectives.py")
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 

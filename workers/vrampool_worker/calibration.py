@@ -42,12 +42,12 @@ class Calibration:
         known_bytes = self._loop.port.read_overhead(self._key) if self._key is not None else None
         if known_bytes is not None:
             self._kept_bytes = known_bytes
-            self._loop.ledger.calibrate(known_bytes)
+            self._loop.ledger.overhead.calibrate(known_bytes)
             _log.info("a process here takes %s beside torch's allocator, as learned before", format_bytes(known_bytes))
 
     def look(self) -> None:
         """Keep the overhead if it has grown since."""
-        key, seen_bytes = self._key, self._loop.ledger.learned_overhead_bytes
+        key, seen_bytes = self._key, self._loop.ledger.overhead.seen_bytes
         if key is None or seen_bytes is None or seen_bytes <= self._kept_bytes + NEWS_BYTES:
             return
         before_bytes, self._kept_bytes = self._kept_bytes, seen_bytes

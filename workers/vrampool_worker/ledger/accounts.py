@@ -68,8 +68,8 @@ class Accounts:
         self.residues.seen(self._strangers.latest_bytes)
         self._unexplained.append(self._unexplained_bytes(reading.used_bytes, self.leases.values()))
 
-    def trespasser(self) -> Lease | None:
-        """Return the trial that must be ended for its neighbours' sake; None: there is none.
+    def trespasser(self) -> str | None:
+        """Return the lease of a trial that must be ended for its neighbours' sake; None: there is none.
 
         Only torch's allocator is held to a cap. What another library takes shows when it is there. As long as the
         budget holds that harms nobody; beyond it the card runs full, and whoever asks next fails. So of those that were
@@ -82,7 +82,8 @@ class Accounts:
         if held_bytes + others_bytes <= self._budget_bytes:
             return None
         over = [lease for lease in self.leases.values() if lease.readings_over >= _READINGS]
-        return max(over, key=lambda lease: (lease.measured_bytes or 0) - lease.lease_bytes, default=None)
+        worst = max(over, key=lambda lease: (lease.measured_bytes or 0) - lease.lease_bytes, default=None)
+        return worst.lease_id if worst else None
 
     def rest_bytes(self, used_bytes: int) -> int:
         """Return what of the device's use is beyond all trials that live and are measured."""

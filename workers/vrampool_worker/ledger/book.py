@@ -18,6 +18,7 @@ from vrampool_worker.ledger.blocks import Blocks
 from vrampool_worker.ledger.concurrency import Concurrency
 from vrampool_worker.ledger.earmarks import Earmark
 from vrampool_worker.ledger.leases import Decision, Lease, LedgerState, Offer, Release, kept_in_words
+from vrampool_worker.ledger.overhead import Overhead
 from vrampool_worker.ledger.strangers import NOISE_BYTES
 
 #: A lease that cannot grow by so much, or by all that was asked for, does not grow.
@@ -360,20 +361,15 @@ class Ledger:
         """Return what other programs hold, as far as it concerns the budget."""
         return self._accounts.strangers_bytes(self._accounts.read_at_s)
 
-    def calibrate(self, overhead_bytes: int) -> None:
-        """Begin with an overhead that was learned before, on this kind of device with this driver and this torch."""
-        self._accounts.overhead.calibrate(overhead_bytes)
-
     @property
-    def learned_overhead_bytes(self) -> int | None:
-        """Return the overhead that trials have shown, here or before; None: none has yet."""
-        return self._accounts.overhead.seen_bytes
+    def overhead(self) -> Overhead:
+        """Return what is known of the overhead of processes here."""
+        return self._accounts.overhead
 
     @property
     def trespasser(self) -> str | None:
         """Return the lease of a trial that must be ended for its neighbours' sake; see `Accounts.trespasser`."""
-        lease = self._accounts.trespasser()
-        return lease.lease_id if lease else None
+        return self._accounts.trespasser()
 
     @property
     def left_bytes(self) -> int:
