@@ -22,7 +22,7 @@ from vrampool.dashboard.security import Access
 from vrampool.dashboard.serving import Server, bind
 
 TOKEN = "a-token-for-tests-only-of-some-length"
-PICTURES = Path(__file__).parents[2] / "artifacts" / "dashboard"
+ARTIFACTS = Path(__file__).parents[2] / "artifacts" / "dashboard"
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -189,14 +189,20 @@ def open_for_all(browser: Any) -> Iterator[Pages]:
     pages.close()
 
 
+@pytest.fixture(scope="session")
+def artifacts() -> Path:
+    """Where pictures and figures are kept, for people to look at."""
+    ARTIFACTS.mkdir(parents=True, exist_ok=True)
+    return ARTIFACTS
+
+
 @pytest.fixture
-def picture() -> Callable[[Any, str], Path]:
-    """Keep a picture of a page, for people to look at."""
+def picture(artifacts: Path) -> Callable[[Any, str], Path]:
+    """Keep a picture of a page."""
 
     def take(page: Any, name: str) -> Path:
-        PICTURES.mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=str(PICTURES / f"{name}.png"))
-        return PICTURES / f"{name}.png"
+        page.screenshot(path=str(artifacts / f"{name}.png"))
+        return artifacts / f"{name}.png"
 
     return take
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from support.made_up_pool import MadeUpPool
 
-from vrampool.dashboard.waits import waiting_rows, why_waits
+from vrampool.dashboard.waits import next_rows, waiting_rows, why_waits
 from vrampool.queueing import WaitingJob
 from vrampool.units import GIB
 
@@ -65,3 +65,39 @@ def test_a_row_has_what_the_page_shows(workers):
     (row,) = waiting_rows([job(vram_bytes=None)], workers, {"sub": "digits"}, NOW)
     assert (row["study"], row["number"], row["asks_bytes"], row["since"]) == ("digits", 3, None, NOW - 5)
     assert row["why"]
+
+
+# ---- studies that want more and have no trial that waits ----------------------------------------------
+
+STUDY = {
+    "name": "digits",
+    "submission": "sub",
+    "state": "open",
+    "wanted": 10,
+    "finished": 3,
+    "running": 2,
+    "waiting": 0,
+    "vram": 20 * GIB,
+}
+
+
+def why_next(workers, **changes):
+    return [row["why"] for row in next_rows([{**STUDY, **changes}], workers, NOW)]
+
+
+def test_the_next_trial_of_a_study_tells_which_room_it_wants(workers):
+    full = [dataclasses.replace(item, free_bytes=GIB) for item in workers]
+    (why,) = why_next(full)
+    assert why.startswith("it is asked for when a device has room: ") and "free" in why
+
+
+def test_where_there_is_room_the_next_trial_is_about_to_come(workers):
+    roomy = [dataclasses.replace(workers[0], free_bytes=30 * GIB, slots=99)]
+    assert why_next(roomy) == ["it is about to be asked for"]
+    assert why_next([dataclasses.replace(roomy[0], state="paused", reason="by ada")])[0].startswith("no worker takes")
+    assert "no worker is running" in why_next([])[0]
+
+
+@pytest.mark.parametrize("changes", [{"waiting": 1}, {"wanted": 5}, {"state": "done"}, {"state": "stopping"}])
+def test_a_study_that_wants_no_more_or_has_one_that_waits_needs_no_row(workers, changes):
+    assert why_next(workers, **changes) == []

@@ -170,7 +170,7 @@ class MadeUpPool:
         now = time.time()
         return [
             WaitingJob("translation-300", "sub-translation", 300, 44 * GIB, now - 83),
-            WaitingJob("resnet-cifar-301", "sub-resnet-cifar", 301, 12 * GIB, now - 6),
+            WaitingJob("resnet-cifar-301", "sub-resnet-cifar", 301, 38 * GIB, now - 6),
             WaitingJob("translation-302", "sub-translation", 302, None, now - 2),
         ]
 
@@ -202,8 +202,10 @@ class MadeUpPool:
         if state == SubmissionState.OPEN:
             now = datetime.datetime.now()
             mark = {MARK: Mark(identity).to_json()}
-            for number in range(ended, ended + 12):
-                trials.append(FrozenTrial(number, TrialState.RUNNING, None, now, None, {}, {}, mark, {}, {}, number))
+            for number in range(ended, ended + 13):
+                running = number < ended + 12
+                state_, start = (TrialState.RUNNING, now) if running else (TrialState.WAITING, None)
+                trials.append(FrozenTrial(number, state_, None, start, None, {}, {}, mark, {}, {}, number))
         return StudyReading(name, directions, (Submission(row, spec),), tuple(trials))
 
     def _trial(self, identity: str, number: int, directions: tuple[str, ...], numbers: random.Random) -> FrozenTrial:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,10 @@ def dashboard(
         from vrampool.dashboard.app import Dashboard
         from vrampool.dashboard.serving import PORT, address_of, bind, serve
     except ImportError as error:
-        if error.name not in ("starlette", "uvicorn", "prometheus_client"):
+        needed = (error.name or "").partition(".")[0]
+        if needed not in ("starlette", "uvicorn", "prometheus_client"):
             raise
-        raise InputError(f"the dashboard needs {error.name}: pip install 'vrampool[dashboard]'") from None
+        raise InputError(f"the dashboard needs {needed}: pip install 'vrampool[dashboard]'") from None
     from vrampool.dashboard.actions import PoolActions
     from vrampool.dashboard.neighbour import optuna_dashboard
     from vrampool.dashboard.security import TOKEN_FILE, Access, load_token
@@ -49,7 +51,8 @@ def dashboard(
     settings = _running(take_settings(given))
     listener = bind(host, PORT if port is None else port)
     path = token_file or settings.state_dir / TOKEN_FILE
-    access = Access(load_token(path), host=host, port=listener.getsockname()[1], allowed_hosts=allowed_hosts)
+    token = load_token(path)
+    access = Access(token, host=host, port=listener.getsockname()[1], allowed_hosts=allowed_hosts)
     source = PoolSource(settings)
     try:
         actions = None if view_only else PoolActions(source)
@@ -59,7 +62,9 @@ def dashboard(
         if access.wide:
             print(f"to look at it, sign in with the token in {path}; over networks you do not trust, use TLS or ssh -L")
         elif not view_only:
-            print(f"to stop or pause anything there, sign in with the token in {path}", flush=True)
+            print(f"to stop or pause anything there, sign in with the token in {path}")
+        if sys.stdout.isatty():  # in a file it would be a secret in a log
+            print(f"or open {address_of(listener)}#token={token}", flush=True)
         serve(page, listener)
     finally:
         source.close()

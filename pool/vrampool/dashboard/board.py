@@ -14,7 +14,7 @@ from vrampool.dashboard.curves import Curve, Row
 from vrampool.dashboard.source import Source
 from vrampool.dashboard.studies import study_view
 from vrampool.dashboard.tallies import Tally, total_of
-from vrampool.dashboard.waits import waiting_rows
+from vrampool.dashboard.waits import next_rows, waiting_rows
 from vrampool.queueing import WorkerRecord
 
 #: A device whose worker fell silent stays on the page for so long.
@@ -65,6 +65,7 @@ class Board:
         self._read_until: dict[str, float] = {}
         self._workers: list[WorkerRecord] = []
         self._waiting: list[dict[str, Any]] = []
+        self._next: list[dict[str, Any]] = []
         self._studies: dict[str, dict[str, Any]] = {}
         self._tallies: dict[str, Tally] = {}
         self._submissions: dict[str, str] = {}
@@ -95,6 +96,7 @@ class Board:
             self._redis_fault = None
             self._workers = workers
             self._waiting = waiting_rows(waiting, workers, self._submissions, now)
+            self._next = next_rows(self._studies.values(), workers, now)
             self._forget_gone(now)
             return {**self._devices(now), "rows": rows}
 
@@ -207,7 +209,7 @@ class Board:
         return {
             "now": round(now, 2),
             "devices": cards,
-            "waiting": self._waiting,
+            "waiting": [*self._waiting, *self._next],
             "totals": self._totals(),
             "faults": [fault for fault in (self._redis_fault, self._storage_fault) if fault],
         }

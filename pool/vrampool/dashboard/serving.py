@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import signal
 import socket
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
@@ -70,6 +74,19 @@ class Server(uvicorn.Server):
             "ws": "none",
         }
         super().__init__(uvicorn.Config(dashboard.app, **options))
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """End on the usual signals. uvicorn's own would raise them again when all is done, and that is no failure."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._dashboard.hub.close()

@@ -35,6 +35,7 @@ def study_view(reading: StudyReading, tally: Tally) -> dict[str, Any]:
     states = Counter(trial.state for trial in reading.trials)
     return {
         "name": reading.name,
+        "submission": newest.row.id,
         "state": str(newest.row.state),
         "reason": newest.row.reason,
         "live": reading.live,
@@ -122,7 +123,7 @@ def _front(reading: StudyReading) -> dict[str, Any]:
     return {"best": None, "values": _thin(points, lambda point: bool(point[3])), "front": len(best)}
 
 
-def _not_dominated(costs: Sequence[Sequence[float]]) -> set[int]:
+def _not_dominated(costs: Sequence[list[float]]) -> set[int]:
     """Return the places of those that no other is better than in all objectives."""
     front: list[int] = []
     for place in sorted(range(len(costs)), key=lambda place: costs[place]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vrampool.queueing import WaitingJob, WorkerRecord
@@ -33,6 +33,37 @@ def waiting_rows(
         }
         for job in jobs
     ]
+
+
+def next_rows(
+    studies: Iterable[Mapping[str, Any]], workers: Sequence[WorkerRecord], now: float
+) -> list[dict[str, Any]]:
+    """Return rows for studies that want more trials and have none that waits: trials are asked for as late as possible.
+
+    Args:
+        studies: As `study_view` returns them.
+        workers: Live workers.
+        now: Seconds since the epoch.
+    """
+    rows = []
+    for study in studies:
+        wanted = study["wanted"]
+        enough = wanted is not None and study["finished"] + study["running"] >= wanted
+        if study["state"] != "open" or study["waiting"] or enough:
+            continue
+        job = WaitingJob("", study["submission"], -1, study["vram"], now)
+        why = why_waits(job, workers, now)
+        if any(_could_start(study["vram"], worker) for worker in workers):
+            why = "it is about to be asked for"
+        elif any(worker.state == "ready" for worker in workers):
+            why = f"it is asked for when a device has room: {why}"
+        rows.append({"study": study["name"], "number": None, "asks_bytes": study["vram"], "since": None, "why": why})
+    return rows
+
+
+def _could_start(vram_bytes: int | None, worker: WorkerRecord) -> bool:
+    room = worker.state == "ready" and len(worker.running) < worker.slots
+    return room and (not worker.running or (vram_bytes is not None and worker.free_bytes >= vram_bytes))
 
 
 def why_waits(job: WaitingJob, workers: Sequence[WorkerRecord], now: float) -> str:

@@ -101,7 +101,7 @@ export class DeviceCard {
     if (!d) return;
     if (!row) {
       const held = d.trials.reduce((sum, t) => sum + (t.measured_bytes ?? 0), 0);
-      setText(this.at, [`${share(held, d.budget_bytes)} budget held`, d.utilisation != null ? `SM ${percent(d.utilisation)}` : ""].filter(Boolean).join(" · "));
+      setText(this.at, [`${share(held, d.budget_bytes)} held`, d.utilisation != null ? `SM ${percent(d.utilisation)}` : ""].filter(Boolean).join(" · "));
       setText(this.sum, [d.others_bytes ? `others ${bytes(d.others_bytes)}` : "", d.driver_bytes ? `driver ${bytes(d.driver_bytes)}` : ""].filter(Boolean).join(" · "));
       return;
     }

@@ -8,6 +8,7 @@ import { Plot, axis, colour, timeAxis } from "./plots.js";
 // Rows further apart leave a hole: what the device held then is not known. An idle device is sampled every 5 s.
 const GAP_S = 13;
 const GIB = 1024;
+const SIDE = 54;  // room for "512 MiB"; the strip below has the same, so that times stand above each other
 const STEPS = [16, 32, 64, 128, 256, 512, ...[1, 2, 4, 5, 8, 10, 16, 20, 32, 40, 64, 100, 128, 200].map((n) => n * GIB)];
 const [T, USED, DRIVER, OTHERS, BUSY, TRIALS] = [0, 1, 2, 3, 4, 5];
 const [STUDY, NUMBER, LEASE, HELD, RESERVED, ALLOCATED, CAP] = [0, 1, 2, 3, 4, 5, 6];
@@ -83,8 +84,8 @@ export class MemoryChart extends Plot {
       cursor: { sync: { key: "devices", setSeries: false }, drag: { x: false, y: false }, points: { show: false }, y: false },
       scales: { x: { range: () => [this.now - this.windowS, this.now] }, y: { range: () => [0, this.height_mib()] } },
       axes: [timeAxis(), axis({
-        incrs: STEPS, space: 30, size: 46,
-        values: (_u, ticks) => ticks.map((tick) => (tick === 0 ? "0" : this.height_mib() > 2 * GIB ? `${tick / GIB} GiB` : `${tick} MiB`)),
+        incrs: STEPS, space: 30, size: SIDE,
+        values: (_u, ticks) => ticks.map((tick) => (tick === 0 ? "0" : tick % GIB ? `${tick} MiB` : `${tick / GIB} GiB`)),
       })],
       series: [{}, { stroke: "transparent", points: { show: false }, paths: () => null }],
       hooks: { drawAxes: [(u) => this.paint(u)], setCursor: [(u) => this.onPoint(u.cursor.left < 0 ? null : u.cursor.idx)] },
@@ -254,7 +255,7 @@ export class BusyStrip extends Plot {
       padding: [3, 2, 0, 0],
       cursor: { sync: { key: "devices", setSeries: false }, drag: { x: false, y: false }, points: { show: false }, y: false },
       scales: { x: { range: () => [this.now - this.windowS, this.now] }, y: { range: [0, 100] } },
-      axes: [{ show: false }, axis({ size: 46, splits: [50], grid: { show: false }, values: () => ["SM"] })],
+      axes: [{ show: false }, axis({ size: SIDE, splits: [50], grid: { show: false }, values: () => ["SM"] })],
       series: [{}, { stroke: () => colour("accent"), fill: () => `${colour("accent")}33`, width: 1, points: { show: false } }],
     };
   }

@@ -8,9 +8,9 @@ export function showTiles(node, totals) {
   const devices = totals.ready === totals.devices ? plural(totals.devices, "device") : `${totals.ready} of ${plural(totals.devices, "device")} ready`;
   const rows = [
     ["Running", String(totals.running), `on ${devices}`],
-    ["Waiting", String(totals.waiting), totals.waiting ? "why: see below" : "nothing waits"],
+    ["Waiting", String(totals.waiting), totals.waiting ? "why: see below" : "for a device"],
     ["Leased", bytes(totals.lease_bytes), `of ${bytes(totals.budget_bytes)} budget`],
-    ["Held", bytes(totals.measured_bytes), totals.lease_bytes ? `${percent(totals.measured_bytes / totals.lease_bytes)} of what is leased` : "measured"],
+    ["Held", bytes(totals.measured_bytes), totals.lease_bytes ? `${percent(totals.measured_bytes / totals.lease_bytes)} of the leases` : "measured"],
     ["Attempts ended", String(totals.finished), plural(totals.retries, "retry", "retries")],
     ["Out of memory", String(ooms), verdicts || "none"],
     ["Residue", bytes(totals.residue_bytes), "left behind, last hour"],
@@ -37,11 +37,12 @@ export function showWaiting(node, waiting, studies, now) {
     node.replaceChildren(el("div", { class: "card" }, el("table", {}, el("caption", { class: "unseen" }, "Trials that wait"), el("thead", {}, el("tr", {}, ...heads)), el("tbody"))));
   }
   const body = node.querySelector("tbody");
-  const nodes = keyed(body, waiting.map((one) => `${one.study} ${one.number}`), (key) => el("tr", {},
+  const named = (one) => `${one.study} ${one.number ?? "(next trial)"}`;
+  const nodes = keyed(body, waiting.map(named), (key) => el("tr", {},
     el("th", { scope: "row" }, key), el("td", { class: "n", "data-label": "asks for" }), el("td", { class: "n", "data-label": "waits for" }), el("td", { class: "reason" })));
   for (const one of waiting) {
-    const [, asks, since, why] = nodes.get(`${one.study} ${one.number}`).children;
-    setText(asks, one.asks_bytes == null ? "a whole device" : bytes(one.asks_bytes));
+    const [, asks, since, why] = nodes.get(named(one)).children;
+    setText(asks, one.asks_bytes != null ? bytes(one.asks_bytes) : one.number == null ? "as learned" : "a whole device");
     setText(since, one.since == null ? "–" : duration(now - one.since));
     setText(why, one.why);
   }

@@ -18,8 +18,15 @@ export function axis(changes = {}) {
   };
 }
 
+// A label so near the edge would be cut off.
+function cut(plot, at) {
+  const { min, max } = plot.scales.x;
+  const room = 16 / plot.width * (max - min);
+  return at > max - room;
+}
+
 export const timeAxis = (changes = {}) => axis({
-  size: 22, space: 70, values: (_plot, ticks) => ticks.map((at) => clock(at, false)),
+  size: 22, space: 70, values: (plot, ticks) => ticks.map((at) => (cut(plot, at) ? "" : clock(at, false))),
   incrs: [60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400], ...changes,
 });
 
