@@ -31,8 +31,8 @@ def why_each_waits(jobs: Sequence[WaitingJob], workers: Sequence[WorkerRecord]) 
         A sentence by job id.
     """
     labels = device_labels(workers)
-    by_id = {job.job_id: job for job in jobs}
-    return {job.job_id: _sentence(job, place, workers, labels, by_id) for place, job in enumerate(jobs, start=1)}
+    marked = {job.earmarked_by: job for job in jobs if job.earmarked_by}
+    return {job.job_id: _sentence(job, place, workers, labels, marked) for place, job in enumerate(jobs, start=1)}
 
 
 def device_labels(workers: Sequence[WorkerRecord]) -> dict[str, str]:
@@ -52,12 +52,15 @@ def _sentence(
     place: int,
     workers: Sequence[WorkerRecord],
     labels: Mapping[str, str],
-    by_id: Mapping[str, WaitingJob],
+    marked: Mapping[str, WaitingJob],
 ) -> str:
     wish = "a device of its own" if job.vram_bytes is None else format_bytes(job.vram_bytes)
     if not workers:
         return f"waits for {wish}: {NO_WORKER}"
-    told = sorted((_about(job, worker, labels[worker.name], by_id) for worker in workers), key=lambda item: item[0])
+    told = sorted(
+        (_about(job, worker, labels[worker.name], marked.get(worker.name)) for worker in workers),
+        key=lambda item: item[0],
+    )
     parts = [text for _, text in told[:_MOST]]
     if len(told) > _MOST:
         parts.append(f"and {len(told) - _MOST} more devices")
@@ -77,8 +80,11 @@ _NEVER = 10
 _Rank = tuple[int, int]
 
 
-def _about(job: WaitingJob, worker: WorkerRecord, label: str, by_id: Mapping[str, WaitingJob]) -> tuple[_Rank, str]:
-    """Say what one device has against the trial, and how near it is to taking it: the nearest is named first."""
+def _about(job: WaitingJob, worker: WorkerRecord, label: str, other: WaitingJob | None) -> tuple[_Rank, str]:
+    """Say what one device has against the trial, and how near it is to taking it: the nearest is named first.
+
+    `other` is the trial that the device is kept free for, if any; it may be this one.
+    """
     never = _why_never(job, worker, label)
     if never:
         return (_NEVER, 0), never
@@ -89,12 +95,11 @@ def _about(job: WaitingJob, worker: WorkerRecord, label: str, by_id: Mapping[str
         return (4, 0), f"{label} is avoided for {away_s:.0f} s more, as its memory ran out there"
     if job.submission_id in worker.full_submissions:
         return (4, 2), f"{label} runs as many trials of its submission as it may"
-    if job.earmarked_by == worker.name:
+    if other is job:
         return (0, 0), f"{label} is earmarked for it and {_room(worker)} so far"
-    if worker.earmark and worker.earmark != job.job_id:
-        other = by_id.get(worker.earmark)
-        if other is not None and not _fits(job, worker.open_bytes, idle=False):
-            return (2, 0), f"{label} is earmarked for {_name(other, job)}"
+    # What the device may give to others beside its earmark it says once it has heard of it.
+    if other is not None and not _fits(job, worker.open_bytes if worker.earmark else 0, idle=False):
+        return (2, 0), f"{label} is earmarked for {_name(other, job)}"
     if _fits(job, worker.free_bytes, idle=not worker.running):
         return (1, 0), f"{label} has room for it"
     if job.vram_bytes is None:

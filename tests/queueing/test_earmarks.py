@@ -175,6 +175,39 @@ def test_it_costs_no_round_trip_more(starved, connection, pool, monkeypatch):
     assert trips.count == 3
 
 
+def test_what_stands_behind_others_for_too_long_goes_before_them(crowd, pool):
+    """Retries and trials of a higher priority come in before it all the time; each time they take the only gap."""
+    crowd.worker("w1", 4)
+    crowd.queue.enqueue([ticket(pool, 1, 4 * GIB)])
+    for number in range(2, 6):
+        crowd.queue.enqueue([ticket(pool, number, 4 * GIB)], front=True)
+        assert crowd.asks("w1").taken.number == number
+        crowd.pass_time(LIMIT_S / 5)
+    crowd.pass_time(LIMIT_S / 4)
+    crowd.queue.enqueue([ticket(pool, 6, 4 * GIB), ticket(pool, 7, 4 * GIB)], front=True)
+    assert crowd.asks("w1").taken.number == 1
+    assert crowd.asks("w1").taken.number == 6 and crowd.earmarks == {}
+
+
+def test_with_a_limit_of_zero_the_order_stays(crowd, pool):
+    crowd.worker("w1", 4)
+    crowd.queue.enqueue([ticket(pool, number, 2 * GIB) for number in (1, 2, 3)])
+    assert [crowd.asks("w1", age_limit_ms=0).taken.number for _ in range(3)] == [1, 2, 3]
+
+
+def test_of_two_that_waited_too_long_and_fit_the_one_that_waited_longer_is_taken(crowd, pool):
+    crowd.worker("w1", 1)
+    crowd.queue.enqueue([ticket(pool, 1, 4 * GIB)])
+    crowd.asks("w1")
+    crowd.pass_time(5)
+    crowd.queue.enqueue([ticket(pool, 2, 3 * GIB)], front=True)
+    crowd.pass_over("w1")
+    crowd.worker("w1", 10)
+    crowd.queue.enqueue([ticket(pool, 3, GIB)], front=True)
+    assert [crowd.asks("w1").taken.number for _ in range(3)] == [1, 2, 3]
+    assert crowd.earmarks == {}
+
+
 # ---- which -----------------------------------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ from support.valkey import SIGNER, ticket
 
 from vrampool.queueing import JobQueue, Registry, RunningTrial, WorkerRecord, ask, put_back
 from vrampool.queueing.names import Names
+from vrampool.queueing.taking import WINDOW
 from vrampool.units import GIB
 from vrampool_worker import asking
 from vrampool_worker.attempts import Stage
@@ -209,9 +210,9 @@ class SimulatedPool:
             if offer.free_bytes <= 0 and not offer.idle:
                 return
             question = asking.question(worker.loop, offer, now_s)
-            self._note_passing(worker)
             answer = ask(self.connection, self.pool, question)
             taken = answer.taken
+            self._note_passing(worker, self.trials[taken.number] if taken else None)
             self._note_earmarks(taken.number if taken else None)
             news = asking.hear(worker.loop, asking.Asked(None, answer.earmark))
             if taken is None:
@@ -239,12 +240,13 @@ class SimulatedPool:
             self._at(self.now_s + trial.run_s / 5, "report", trial)
         self._beat(worker)
 
-    def _note_passing(self, worker: SimWorker) -> None:
-        free_bytes = worker.card.free_bytes
-        for trial in self.waiting.values():
-            if trial.passed_s is None and self.can_hold(worker, trial):
-                fits = not worker.running if trial.request_bytes is None else trial.request_bytes <= free_bytes
-                trial.passed_s = None if fits else self.now_s
+    def _note_passing(self, worker: SimWorker, taken: Trial | None) -> None:
+        """All that a device could hold and has not taken is passed over, also what stands behind."""
+        if taken is not None and taken.marked_s is not None and taken.worker == worker.name:
+            return  # what the device was kept free for is taken without a look at the others
+        for trial in list(self.waiting.values())[:WINDOW]:
+            if trial.passed_s is None and trial is not taken and self.can_hold(worker, trial):
+                trial.passed_s = self.now_s
 
     def can_hold(self, worker: SimWorker, trial: Trial) -> bool:
         most_bytes = worker.card.ledger.most_bytes(worker.card.now_s)

@@ -143,14 +143,14 @@ local function place(job)
   mark(best.name, job)
 end
 
--- The job has been waiting for longer than any other first.
-local function place_all(late)
-  for index, job in ipairs(late) do job.position = index end
-  table.sort(late, function(one, two)
+-- Sorts jobs: the one that was passed over first comes first.
+local function by_age(jobs)
+  for index, job in ipairs(jobs) do job.position = index end
+  table.sort(jobs, function(one, two)
     if one.passed_ms ~= two.passed_ms then return one.passed_ms < two.passed_ms end
     return one.position < two.position
   end)
-  for _, job in ipairs(late) do place(job) end
+  return jobs
 end
 
 -- Ends a job's earmark; true when another device was kept for it, which may now take what it likes.

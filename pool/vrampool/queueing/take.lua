@@ -1,6 +1,6 @@
 -- Takes the first waiting job that fits what a worker offers. May be called again with the same lease id when the
--- answer was lost: it then gives the same answer. A job that was passed over for too long has a device kept free for
--- it (earmarks.lua); any other device where it fits may still take it.
+-- answer was lost: it then gives the same answer. A job that was passed over for too long goes before all others, and
+-- where it does not fit a device is kept free for it (earmarks.lua); any other where it fits may still take it.
 --
 -- KEYS  1 waiting list  2 intermediate list  3 answer of this lease  4 earmarks  5 sorted set of workers
 -- ARGV  1 the offer as JSON  2.. prefixes: job, liveness, first seen, worker record  6 jobs to look at
@@ -76,24 +76,34 @@ for _, id in ipairs(redis.call('LRANGE', KEYS[1], 0, tonumber(ARGV[6]) - 1)) do
   else
     local job = read_job(id)
     if job and suits(job, me) then
-      if fits(job, room_bytes, idle) then
-        found = id
-        break
+      job.fits = fits(job, room_bytes, idle)
+      local is_news = not job.passed_ms
+      if not job.fits and not job.exclusive then
+        smallest_bytes = math.min(smallest_bytes or job.bytes, job.bytes)
       end
-      if not job.exclusive then smallest_bytes = math.min(smallest_bytes or job.bytes, job.bytes) end
-      if not job.passed_ms then
+      -- What stands behind is passed over as well: those before it may be retries, or have a higher priority.
+      if is_news and (found or not job.fits) then
         job.passed_ms = now_ms
         redis.call('HSET', job_prefix .. id, 'passed_ms', string.format('%.0f', now_ms))
       end
-      if offer.age_limit_ms and now_ms - job.passed_ms >= offer.age_limit_ms and not marked[id] then
+      if job.passed_ms and now_ms - job.passed_ms >= offer.age_limit_ms and not (is_news and job.fits) then
         late[#late + 1] = job
       end
+      if job.fits and not found then found = job end
     end
   end
 end
 
-if #late > 0 then place_all(late) end
+for _, job in ipairs(by_age(late)) do
+  if job.fits then -- one that waited too long goes before all others
+    found = job
+    break
+  end
+end
+for _, job in ipairs(late) do
+  if not job.fits and not marked[job.id] then place(job) end
+end
 -- Its own device is kept free from this moment on: it asks again, and says what it can give to others beside that.
 if marks[offer.worker] ~= kept then found = nil end
-if found then return take(found) end
+if found then return take(found.id) end
 return answer(nil)
