@@ -179,6 +179,7 @@ def test_a_child_that_cannot_be_killed_keeps_its_lease_and_quarantines_the_devic
 
 def test_memory_that_stays_is_named_and_its_card_quarantined_when_it_grows(pool: LivePool, card, tmp_path, capsys):
     """One trial may leave something; three of them say that something is wrong. A resume waits until it is gone."""
+    card.forget_dead()
     card.set_linger("*", None)
     at = ("--state-dir", pool.state_dir)
     numbers = []

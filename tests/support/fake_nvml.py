@@ -147,6 +147,18 @@ class FakeNvml:
         """Let the memory of a dead process stay in use for so long; None: for ever."""
         self._set(("linger", str(which)), f"linger {which} {-1 if seconds is None else seconds}")
 
+    def forget_dead(self) -> None:
+        """Drop what `hold` has written for processes that are gone, so that a later `set_linger` does not mean them."""
+        for place in Path(f"{self._state}.d").iterdir():
+            if not Path("/proc", place.name).exists():
+                place.unlink(missing_ok=True)
+
+    def forget_the_dead(self) -> None:
+        """Drop what processes held that are dead by now, or it would linger from the moment `set_linger` says so."""
+        for place in Path(f"{self._state}.d").iterdir():
+            if place.name.isdigit() and not Path(f"/proc/{place.name}").exists():
+                place.unlink(missing_ok=True)
+
     def set_busy(self, which: int | str, percent: int, *, sm_percent: int | None = None) -> None:
         """Set the utilisation, and that of the multiprocessors; without the latter GPM is not supported."""
         self._set(("busy", str(which)), f"busy {which} {percent}")
