@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from vrampool.messages import MemorySample
+from vrampool.messages import MemorySample, Ticket
 from vrampool.units import GIB, MIB
+from vrampool_worker.attempts import Attempt
+from vrampool_worker.children.events import Event, EventKind
 from vrampool_worker.gap_watch import GAP_S, GapWatch, allocator_options
+from vrampool_worker.running import Runner
 
 EXPANDABLE = "expandable_segments:True"
 
@@ -87,3 +92,26 @@ def test_the_allocators_options_are_those_of_the_trial():
 def test_the_least_gap_is_counted_in_bytes_too():
     assert watch([(0.2, 0.2 + 511 / 1024, 0.2)] * 200) == []
     assert len(watch([(0.2, 0.2 + 513 * MIB / GIB, 0.2)] * 200)) == 1
+
+
+def test_a_worker_keeps_the_hint_among_the_facts_of_the_attempt(monkeypatch):
+    """Samples of its child are watched; the allocator's options are those of the device and of the submission."""
+    clock = iter(range(0, 1000))
+    monkeypatch.setattr("vrampool_worker.running.time.monotonic", lambda: float(next(clock)))
+    loop = SimpleNamespace(
+        memory=SimpleNamespace(on_sample=lambda attempt: None),
+        device=SimpleNamespace(child_env=lambda: {"PYTORCH_CUDA_ALLOC_CONF": EXPANDABLE}),
+    )
+    runner = Runner(loop)
+    attempts = []
+    for env in ({}, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}):
+        attempt = Attempt("job", "lease", Ticket("pool", "digits", "sub", 3, 3, None), 0.0, None)
+        attempt.spec = SimpleNamespace(env=env)
+        runner._attempts[child := object()] = attempt
+        attempts.append(attempt)
+        sample = MemorySample(allocated_bytes=GIB, torch_reserved_bytes=6 * GIB, max_allocated_bytes=2 * GIB)
+        for _ in range(100):
+            runner.on_event(child, Event(EventKind.SAMPLE, sample.to_json()))
+    assert [len(attempt.hints) for attempt in attempts] == [1, 1]
+    assert "although expandable_segments is on" in attempts[0].hints[0]
+    assert "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in attempts[1].hints[0]
