@@ -170,7 +170,8 @@ class SteppedWorker:
         """Tell how a trial ended. Returns the state told."""
         self.running.remove(item)
         attempt = item.attempt
-        place = Place(self.name, "here", self.name, self.name, "cpu", BUDGET_BYTES, BUDGET_BYTES, None, BUDGET_BYTES)
+        can_give = (BUDGET_BYTES,) * 3
+        place = Place(self.name, "here", self.name, self.name, "cpu", *can_give, None, BUDGET_BYTES)
         conclusion = conclude(attempt, place)
         assert attempt.spec is not None
         told = self.desk.tell(attempt.ticket, attempt.spec, conclusion)
