@@ -52,6 +52,10 @@ def test_it_names_itself_for_machines_and_for_people(device):
     assert device.default_slots >= 1
 
 
+def test_it_names_its_driver_or_says_nothing(device):
+    assert isinstance(device.driver, str)
+
+
 def test_a_second_look_finds_the_same_device(device):
     """A worker that is started again must find its device, so the id is no number of this process."""
     gpu = "cpu" if device.kind == "cpu" else device.id

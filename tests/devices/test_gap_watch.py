@@ -96,7 +96,7 @@ def test_the_least_gap_is_counted_in_bytes_too():
 
 def test_a_worker_keeps_the_hint_among_the_facts_of_the_attempt(monkeypatch):
     """Samples of its child are watched; the allocator's options are those of the device and of the submission."""
-    clock = iter(range(0, 1000))
+    clock = iter(range(1000))
     monkeypatch.setattr("vrampool_worker.running.time.monotonic", lambda: float(next(clock)))
     loop = SimpleNamespace(
         memory=SimpleNamespace(on_sample=lambda attempt: None),

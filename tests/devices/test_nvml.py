@@ -109,6 +109,18 @@ def test_in_a_container_a_pid_that_looks_like_ours_is_not_believed(fake_nvml, ca
     assert inside.measure({keeper: None}) == {keeper: None}
 
 
+def test_pids_of_another_namespace_are_said_to_be(fake_nvml, card):
+    """So that nobody looks for their names among our own processes."""
+    inside = NvmlDevice(list_cards()[0], threads=1, env={}, pids_are_ours=False)
+    assert inside.read().foreign_pids
+    assert not NvmlDevice(list_cards()[0], threads=1, env={}, pids_are_ours=True).read().foreign_pids
+
+
+def test_the_drivers_version_is_known(device):
+    """What a process takes beside torch's allocator depends on it."""
+    assert device.driver == "999.99.fake"
+
+
 def test_a_process_list_that_fails_is_no_fault(fake_nvml, device):
     fake_nvml.fail(0, UNKNOWN, "list")
     reading = device.read()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from vrampool.queueing import Overheads
+from vrampool.queueing import Overheads, TransientRedisError
 from vrampool.units import MIB, format_bytes
 from vrampool_worker.devices import Device
 
@@ -34,12 +34,14 @@ class Calibration:
         self._kept_bytes = 0
 
     def begin(self) -> None:
-        """Read what is known. Blocks, so before the loop runs.
-
-        Raises:
-            TransientRedisError: Redis does not answer.
-        """
-        known_bytes = self._loop.port.read_overhead(self._key) if self._key is not None else None
+        """Read what is known. Blocks, so before the loop runs."""
+        if self._key is None:
+            return
+        try:
+            known_bytes = self._loop.port.read_overhead(self._key)
+        except TransientRedisError as error:  # it is learned again
+            _log.warning("the overhead that was learned before is not known: %s", error)
+            return
         if known_bytes is not None:
             self._kept_bytes = known_bytes
             self._loop.ledger.overhead.calibrate(known_bytes)
