@@ -15,7 +15,10 @@ from optuna.trial import FrozenTrial, TrialState
 from vrampool import retries
 from vrampool.errors import StudyFailedError
 from vrampool.messages import AttemptFacts, EndKind, SubmissionSpec
-from vrampool.queueing import Events, History, Registry, TransientRedisError
+from vrampool.notebook.card import CardState, to_html, to_text
+from vrampool.notebook.live import Painter, in_notebook, waiting
+from vrampool.notebook.state import read_card
+from vrampool.queueing import Events, History, Registry, TransientRedisError, WorkerRecord
 from vrampool.storage import FINAL_STATES, Catalog, SubmissionRow, SubmissionState, attempt_of, mark_of
 from vrampool.units import format_bytes
 
@@ -73,6 +76,7 @@ class Handle:
         self._registry = Registry(connection, pool)
         self._history = History(connection, pool)
         self._yielded: set[int] = set()
+        self._painter: Painter | None = None
         self.callbacks: list[Callback] = []
         self.check: Callable[[], None] = lambda: None  #: raises what ended the pool by itself
 
@@ -173,7 +177,7 @@ class Handle:
     # ---- waiting -----------------------------------------------------------------------------------
 
     def wait(self, timeout: float | None = None, *, on_progress: Callable[[Progress], None] | None = None) -> Handle:
-        """Wait until the submission has ended; run callbacks meanwhile, in this thread.
+        """Wait until the submission has ended; run callbacks meanwhile, in this thread. A notebook shows a live card.
 
         Args:
             timeout: Give up after so many seconds.
@@ -183,9 +187,13 @@ class Handle:
             TimeoutError: it has not ended in time. The submission goes on.
             KeyboardInterrupt: passes at once; the submission goes on, `cancel` ends it.
         """
-        for progress in self.watch(timeout):
-            if on_progress is not None:
-                on_progress(progress)
+        with waiting(self) as look:
+            for progress in self.watch(timeout):
+                look(progress.final)
+                if on_progress is not None:
+                    on_progress(progress)
+        if self._painter is not None:  # the end is shown before the next cell runs
+            self._painter.paint()
         return self
 
     def watch(self, timeout: float | None = None) -> Iterator[Progress]:
@@ -285,6 +293,30 @@ class Handle:
             if trial.state == TrialState.FAIL:
                 lines[_reason_line(attempt_of(trial), trial)] += 1
         return dict(lines.most_common())
+
+    def workers(self) -> list[WorkerRecord]:
+        """Return what live workers last said of their devices; none while Redis is away."""
+        try:
+            return self._registry.workers()
+        except TransientRedisError:
+            return []
+
+    def card(self) -> CardState:
+        """Return what a notebook shows of the submission."""
+        return read_card(self)
+
+    def _repr_html_(self) -> str:
+        return to_html(self.card())
+
+    def _ipython_display_(self) -> None:
+        """Show a card that follows the submission from now on, while the notebook goes on to other cells."""
+        if not in_notebook():  # IPython's terminal
+            print(to_text(self.card()))
+            return
+        if self._painter is not None:
+            self._painter.stop()
+        self._painter = Painter(self, lambda state: state.state in FINAL_STATES)
+        self._painter.start()
 
     def __repr__(self) -> str:
         progress = self.progress()

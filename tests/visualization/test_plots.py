@@ -154,3 +154,19 @@ def test_without_plotly_the_error_names_the_extra_and_the_other_namespace(tmp_pa
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert "pip install 'vrampool[viz]'" in done.stdout and "vrampool.visualization.matplotlib" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([8, 200], ["8", "16", "32", "64", "128"]),
+        ([0.18, 2.2], ["0.2", "0.5", "1", "2"]),
+        ([1e-6, 1.0], ["1e-06", "0.0001", "0.01", "1"]),
+    ],
+)
+def test_a_logarithmic_axis_has_numbers_that_people_read(values, ticks):
+    low, high = values
+    inside = [low * (high / low) ** (step / 9) for step in range(10)]
+    trials = [attempt(number, 1.0, params={"x": float(value)}) for number, value in enumerate(inside)]
+    (axes,) = drawn.plot_vram_slice(study_of(trials))
+    assert [label.get_text() for label in axes.get_xticklabels()] == ticks

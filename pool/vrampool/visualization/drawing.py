@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from vrampool.units import GIB, MIB, format_bytes
 from vrampool.visualization.attempts import Attempt
@@ -92,10 +92,10 @@ def number_axis(axis: Any, low: float, high: float, *, most: int = 5) -> None:
     first, last = int(np.ceil(np.log(low) / np.log(base) - 1e-9)), int(np.floor(np.log(high) / np.log(base) + 1e-9))
     step = max(1, int(np.ceil((last - first + 1) / most)))
     ticks = [base**power for power in range(first, last + 1, step)]
-    if len(ticks) < 2:
-        axis.set_major_formatter(FuncFormatter(lambda value, _position: f"{value:g}"))
-        axis.set_minor_locator(NullLocator())
-        return
+    if len(ticks) < 3:
+        powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+        ticks = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
+        ticks = [tick for tick in ticks if low <= tick <= high] or [low, high]
     axis.set_major_locator(FixedLocator(ticks))
     axis.set_major_formatter(FixedFormatter([f"{tick:g}" for tick in ticks]))
     axis.set_minor_locator(NullLocator())
