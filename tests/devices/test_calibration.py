@@ -1,4 +1,4 @@
-"""The overhead of a device's processes: known before the first lease, kept when it grows, also past a Redis that is away."""
+"""The overhead of a device: known before the first lease, kept when it grows, also past a Redis that is away."""
 
 from __future__ import annotations
 

@@ -16,8 +16,10 @@ from vrampool.units import format_bytes, parse_budget
 from vrampool_worker.children.child import Child, spawn
 from vrampool_worker.children.events import Event, EventKind
 from vrampool_worker.devices import Device, device_lock, find_devices
+from vrampool_worker.devices.deadline import call_within
 from vrampool_worker.environment import child_environment
 from vrampool_worker.lanes import Timers
+from vrampool_worker.reclaim import find
 
 Found = tuple[str, str, str]
 START_LIMIT_S = 30.0
@@ -32,6 +34,9 @@ def checks(settings: Settings) -> Iterator[Found]:
         return
     for device in devices:
         yield _device(device, settings)
+    left = _leftovers(settings)
+    if left is not None:
+        yield left
     yield _torch(devices)
     yield _child(devices[0], settings)
 
@@ -39,7 +44,12 @@ def checks(settings: Settings) -> Iterator[Found]:
 def _device(device: Device, settings: Settings) -> Found:
     budget = parse_budget(settings.budget, device.total_bytes)
     text = f"{device.name}, {format_bytes(device.total_bytes)}, budget {format_bytes(budget)}"
-    reading = device.read()
+    try:
+        reading = call_within(settings.nvml_timeout_s, device.read, name="vrampool-doctor")
+    except (TimeoutError, VrampoolError) as error:
+        return device.label, "fail", f"{text}; it cannot be read: {error}. Repair it: nvidia-smi must run"
+    if reading.fault:
+        return device.label, "fail", f"{text}; {reading.fault}"
     if reading.unknown and device.kind == "cuda":
         text += f"; it does not tell {', '.join(reading.unknown)}"
     if reading.used_bytes is not None:
@@ -49,6 +59,15 @@ def _device(device: Device, settings: Settings) -> Found:
             return device.label, "ok", f"{text}; no worker holds it"
     except DeviceConflictError as error:
         return device.label, "ok", f"{text}; {error}".partition("; stop")[0]
+
+
+def _leftovers(settings: Settings) -> Found | None:
+    """Say what trials have left behind on this host; None: nothing."""
+    found = find(settings, look_at_devices=False)
+    if not found:
+        return None
+    parts = [str(item) for item in found.processes] + [f"the directory {path}" for path in found.folders]
+    return "leftovers", "warn", f"{'; '.join(parts[:5])}; `vrampool reclaim` lists and ends them"
 
 
 def _torch(devices: list[Device]) -> Found:

@@ -1,0 +1,55 @@
+"""`vrampool doctor` on devices that are not well: it says so, and never hangs with them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from support.fake_nvml import GIB, NOT_SUPPORTED, UNKNOWN
+
+from vrampool.settings import Settings
+from vrampool_worker import doctor
+from vrampool_worker.children.launch import scratch_folder
+from vrampool_worker.devices import find_devices
+
+
+@pytest.fixture
+def device(fake_nvml):
+    fake_nvml.add_card(24 * GIB)
+    return find_devices(Settings(gpu="0"), {})[0]
+
+
+def test_a_card_is_named_with_its_budget_and_what_it_does_not_tell(fake_nvml, device):
+    fake_nvml.fail(0, NOT_SUPPORTED, "busy")
+    fake_nvml.set_used(0, 3 * GIB)
+    name, verdict, text = doctor._device(device, Settings(gpu="0"))
+    assert (name, verdict) == ("GPU 0", "ok")
+    assert "24.0 GiB, budget 20.4 GiB" in text and "3.0 GiB in use" in text and "busy" in text
+
+
+def test_a_driver_that_hangs_does_not_hang_the_doctor(fake_nvml, device):
+    fake_nvml.hang(0)
+    _, verdict, text = doctor._device(device, Settings(gpu="0", nvml_timeout_s=0.2))
+    fake_nvml.heal()
+    assert verdict == "fail" and "it cannot be read: no answer within 0.2 s" in text
+
+
+@pytest.mark.parametrize(("code", "word"), [(UNKNOWN, "Unknown Error"), (15, "is lost")])
+def test_a_card_in_disorder_fails(fake_nvml, device, code, word):
+    fake_nvml.fail(0, code, "memory")
+    _, verdict, text = doctor._device(device, Settings(gpu="0"))
+    assert verdict == "fail" and word in text
+
+
+def test_leftovers_of_trials_are_pointed_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("vrampool_worker.reclaim._orphans", lambda proc: iter(()))
+    settings = Settings(state_dir=tmp_path)
+    assert doctor._leftovers(settings) is None
+    with subprocess.Popen([sys.executable, "-c", ""], env=dict(os.environ)) as gone:
+        gone.wait()
+    folder = scratch_folder(tmp_path) / f"{gone.pid}-1"
+    folder.mkdir(parents=True)
+    found = doctor._leftovers(settings)
+    assert found == ("leftovers", "warn", f"the directory {folder}; `vrampool reclaim` lists and ends them")
