@@ -11,8 +11,8 @@ from vrampool.units import GIB
 
 MEAN_RUN_S = 1_000.0
 LIMIT_S = 2_000.0
-#: While a simulation runs, Redis's own clock goes on: ages are that much more than simulated, and waits shorter.
-CLOCK_S = 1.0
+#: Redis's own clock goes on between two simulated moments; seconds by which an age may differ.
+CLOCK_S = 5.0
 POOLS = [[24 * GIB], [24 * GIB, 24 * GIB], [24 * GIB, 24 * GIB, 48 * GIB], [68 * GIB] * 4]
 
 

@@ -11,6 +11,7 @@ import heapq
 import itertools
 import math
 import random
+import time
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +34,6 @@ for _, id in ipairs(redis.call('LRANGE', KEYS[1], 0, -1)) do
     end
   end
 end
-return redis.call('HGETALL', KEYS[2])
 """
 
 
@@ -87,6 +87,7 @@ class SimulatedPool:
         self.random = random.Random(seed)
         self.age_limit_s = age_limit_s
         self.now_s = 0.0
+        self._real_s = time.monotonic()
         self.trials: dict[int, Trial] = {}
         self.waiting: dict[int, Trial] = {}
         self.workers = [self._worker(index, budget) for index, budget in enumerate(cards)]
@@ -133,8 +134,10 @@ class SimulatedPool:
             worker.used_byte_s += passed_s * sum(item.lease_bytes for item in worker.card.ledger._leases.values())
             worker.card.now_s += passed_s
         self.now_s = to_s
-        keys = [self.names.waiting, self.names.earmarks]
-        self.connection.eval(_AGE, 2, *keys, -int(passed_s * 1000), self.names.job_prefix)
+        real_s = time.monotonic()
+        older_s = passed_s - (real_s - self._real_s)  # Redis's own clock went on meanwhile
+        self._real_s = real_s
+        self.connection.eval(_AGE, 1, self.names.waiting, -int(older_s * 1000), self.names.job_prefix)
 
     # ---- what happens --------------------------------------------------------------------------------
 
