@@ -162,3 +162,19 @@ def test_a_worker_that_is_stopped_is_alive(started):
     ticks = process_tree.started_at(pid)
     assert ticks is not None
     assert lineage.Mark(pid, ticks & (2**26 - 1)).worker_lives
+
+
+BOUNDED = """
+import resource
+from vrampool_worker import lineage
+resource.setrlimit(resource.RLIMIT_RSS, (2**40, 2**40))
+with lineage.marked():
+    print(lineage.mark_of("self"), resource.getrlimit(resource.RLIMIT_RSS)[0] == 2**40)
+"""
+
+
+def test_a_limit_that_an_administrator_has_bounded_is_left_alone():
+    """Then nothing is recognised, and nothing taken for ours."""
+    done = subprocess.run([sys.executable, "-c", BOUNDED], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["None", "True"]
+    assert "cannot be marked" in done.stderr

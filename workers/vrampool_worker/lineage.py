@@ -9,6 +9,7 @@ any memory, made of a fixed pattern, the worker's pid and its start time. Anybod
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import resource
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vrampool_worker import process_tree
+
+_log = logging.getLogger("vrampool.worker")
 
 PROC = Path("/proc")
 #: 15 bits of pattern, 22 of pid (the kernel's largest), 26 of the start time in clock ticks: enough for 7 days apart.
@@ -51,7 +54,8 @@ def marked() -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_RSS)
     try:
         resource.setrlimit(resource.RLIMIT_RSS, (own_mark(), before[1]))
-    except (ValueError, OSError):  # somebody has bounded it: then nothing below is recognised, and never taken for ours
+    except (ValueError, OSError) as error:  # somebody has bounded it
+        _log.warning("what trials leave behind cannot be marked, so `vrampool reclaim` will not find it: %s", error)
         yield
         return
     try:
