@@ -39,7 +39,7 @@ def started(own_settings: None, cards: FakeNvml, tmp_path_factory: pytest.TempPa
     env = {**cards.env, "PYTHONPATH": f"{FAKE_TORCH}:{PROBE}"}
     made = maker(gpu="all", share=False, budget="85%", max_trials=4, sample_s=0.1, env=env)
     made.reserved_bytes = cards.cards[0].reserved_bytes
-    until(lambda: len(made.devices()) == 2, what="two workers")
+    until(lambda: len(made.devices()) == 2, what="two workers", timeout_s=60)
     yield made
     maker.close()
 
@@ -136,18 +136,14 @@ def test_a_culprit_asks_for_what_it_lacked_and_a_fifth_and_says_so_in_one_paragr
                   "then asked for 4.0 GiB more", "of the device were free", "Verdict: culprit"):  # fmt: skip
         assert words in facts.story
     assert "\n" not in facts.story
-    done = commands.finish(
-        commands.start("why", handle.study_name, str(first.number), "--state-dir", str(gpus.state_dir))
-    )
+    done = commands.call(capsys, "why", handle.study_name, str(first.number), "--state-dir", gpus.state_dir)
     assert facts.story in done.out, done
     assert f"tried again as trial {second.number}: out of memory with 2.0 GiB" in done.out
 
 
 def test_a_victim_is_tried_again_elsewhere_at_no_charge(gpus: LivePool, cards: FakeNvml, tmp_path):
     """A stranger takes the rest of the card while the trial keeps to its lease."""
-    handle = gpus.submit(
-        f"{OBJECTIVES}:fall_victim", vram="4GiB", env={"MEETING": str(tmp_path)}, max_infra_retries=0
-    )
+    handle = gpus.submit(f"{OBJECTIVES}:fall_victim", vram="4GiB", env={"MEETING": str(tmp_path)}, max_infra_retries=0)
     until((tmp_path / "holds-0").exists, what="a trial that holds 1 GiB")
     (running,) = [device for device in gpus.devices() if device.running]
     cards.set_used(running.device_id, 5 * GIB + 512 * MIB)
@@ -181,18 +177,16 @@ def test_an_error_that_the_objective_swallows_does_not_change_the_search_in_sile
     assert handle.progress().counts == {"COMPLETE": 1}
 
 
-def test_what_is_the_objectives_own_affair_is_left_to_it(gpus: LivePool, tmp_path):
+def test_what_is_the_objectives_own_affair_is_left_to_it(gpus: LivePool, capsys):
     """By oom="user", here from the command line; and by the helper that looks for a batch size."""
     own = gpus.run(f"{OBJECTIVES}:swallow", vram="4GiB", oom="user")
     assert (only(own).value, facts_of(only(own)).num_ooms) == (2.0, 1)
     helped = only(gpus.run(f"{OBJECTIVES}:find_a_batch_size", vram="4GiB"))
     assert (helped.state, helped.value) == (COMPLETE, 2.0), facts_of(helped).text
     assert (facts_of(helped).num_ooms, facts_of(helped).num_ooms_handled) == (1, 1)
-    done = commands.finish(
-        commands.start(
-            *("run", f"{OBJECTIVES}:swallow", "--trials", "1", "--study", "own-affair", "--vram", "4GiB"),
-            *("--oom", "user", "--state-dir", str(gpus.state_dir)),
-        )
+    done = commands.call(
+        *(capsys, "run", f"{OBJECTIVES}:swallow", "--trials", "1", "--study", "own-affair", "--vram", "4GiB"),
+        *("--oom", "user", "--state-dir", gpus.state_dir),
     )
     assert done.code == 0, done
     assert only(gpus.pool.attach("own-affair")).value == 2.0

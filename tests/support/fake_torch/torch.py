@@ -31,6 +31,14 @@ class OutOfMemoryError(RuntimeError):
 OutOfMemoryError.__module__ = "torch"
 
 
+def _lives(pid):
+    """A process that waits to be reaped has given its memory back already."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 class _Card:
     """The card that CUDA_VISIBLE_DEVICES names, as the fake driver keeps it."""
 
@@ -52,9 +60,9 @@ class _Card:
         used = self._reserved
         for line in self._lines():
             kind, *words = line.split()
-            if kind in ("used", "proc", "ghost") and words[0] in (self.uuid, self._index, "*"):
-                if kind != "proc" or Path(f"/proc/{words[1]}").exists():
-                    used += max(0, int(words[-1]))
+            here = kind in ("used", "proc", "ghost") and words[0] in (self.uuid, self._index, "*")
+            if here and (kind != "proc" or _lives(words[1])):
+                used += max(0, int(words[-1]))
         return max(0, self.total - used)
 
     def hold(self, size: int) -> None:
@@ -69,7 +77,7 @@ class _C:
 
     fraction = 1.0
     reserved = allocated = max_reserved = max_allocated = ooms = retries = 0
-    observers = []  # noqa: RUF012
+    observers = []
     emptied = 0
 
     @classmethod
