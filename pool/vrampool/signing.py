@@ -89,7 +89,7 @@ class Signer:
         self.verify(purpose, body, signature.decode("ascii", "replace"))
         try:
             return json.loads(body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise MessageError(f"a signed {purpose} is not JSON: {error}") from None
 
     def sign_ticket(self, job_id: str, ticket: Ticket) -> bytes:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import optuna
 import pytest
+from recovery.hardy import HardyPool
 from security.deployment import Deployment
 from support.parts import show_logs as pytest_runtest_makereport
 from support.postgres import postgres_server, postgres_url
@@ -43,6 +44,24 @@ def deployment(own_settings: None, tmp_path_factory: pytest.TempPathFactory) -> 
     with Deployment(tmp_path_factory.mktemp("deployment")) as made:
         made.work()
         yield made
+
+
+@pytest.fixture(scope="package")
+def hardy(own_settings: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HardyPool]:
+    made = HardyPool(tmp_path_factory.mktemp("hardy"), mutants="own_locks", share=False)
+    try:
+        yield made
+        made.down()
+    finally:
+        made.destroy()
+
+
+@pytest.fixture
+def pool(hardy: HardyPool, tmp_path: Path) -> Iterator[HardyPool]:
+    """The pool of all tests that forge something for a worker to take."""
+    hardy.begin(tmp_path)
+    yield hardy
+    hardy.clear()
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ class Listener:
                 self._loop.memory.moves.keep(str(event["keep_leases"]), str(event.get("reason", "")))
         if any(event.get("state") == "cancelling" for event in found):
             self._loop.audit()
-        if any(event.get("state") in FINAL_STATES for event in found):
+        if any(str(event.get("state")) in FINAL_STATES for event in found):
             self._loop.checkpoints.sweep()
         if found:
             self._loop.wake()

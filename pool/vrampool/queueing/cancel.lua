@@ -8,7 +8,8 @@ for index = 7, #ARGV do
   local id = ARGV[index]
   local key = ARGV[1] .. id
   if redis.call('LREM', KEYS[1], 0, id) > 0 then removed[#removed + 1] = id end
-  local status, origin = unpack(redis.call('HMGET', key, 'status', 'origin'))
+  local found = redis.pcall('HMGET', key, 'status', 'origin')
+  local status, origin = found[1], found[2] -- nil where something else lies under the job's name
   -- An ended job stays for people to look at, until its time; another pool's is none of our business.
   local open = not status or ((status == 'queued' or status == 'started') and origin == ARGV[6])
   if open and redis.call('EXISTS', ARGV[2] .. id) == 0 then

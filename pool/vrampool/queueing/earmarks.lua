@@ -19,7 +19,10 @@ local function each(text, check) -- true when check is true for every word of a 
   return true
 end
 
-local function is_whole(id) return redis.call('HEXISTS', job_prefix .. id, 'data') == 1 end
+-- False for whatever is no job: who may write here may put anything into the list, and under any key.
+local function is_whole(id)
+  return string.match(id, '^[%w_-]+$') and redis.pcall('HEXISTS', job_prefix .. id, 'data') == 1
+end
 local function is_held(id) return redis.call('EXISTS', live_prefix .. id) == 1 end
 
 local function read_job(id) -- nil when it is no job of ours
@@ -28,8 +31,9 @@ local function read_job(id) -- nil when it is no job of ours
     'refused_by', 'passed_ms', 'beyond_bytes')
   local vram_bytes, submission, requires, avoid, avoid_ms, queued_at_ms, refused_by, passed_ms, beyond_bytes =
     unpack(found, 1, 9)
+  -- A number in Lua may also be hexadecimal, infinite, or none at all.
+  if not string.match(vram_bytes or '', '^%-?%d+$') or #vram_bytes > 18 then return nil end
   vram_bytes = tonumber(vram_bytes)
-  if vram_bytes == nil then return nil end
   return {
     id = id, bytes = vram_bytes, exclusive = vram_bytes < 0, submission = submission, requires = requires,
     -- Avoiding ends after a while, or a pool with one device would wait for ever.

@@ -50,7 +50,9 @@ for index = from, to, step do
   local job = jobs[index]
   local key = job_prefix .. job.id
   local listed = redis.call('LPOS', waiting, job.id)
-  local whole = redis.call('HEXISTS', key, 'data') == 1
+  local whole = redis.pcall('HEXISTS', key, 'data')
+  if type(whole) == 'table' then redis.call('DEL', key) end -- something else lies under the job's name
+  whole = whole == 1
   local held = redis.call('EXISTS', live_prefix .. job.id) == 1
   if not held and not (listed and whole) then
     -- Whatever an earlier delivery left behind: its worker is gone, and RQ would later call the new one abandoned.

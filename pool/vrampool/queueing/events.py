@@ -203,11 +203,12 @@ class Subscription:
             return None
         try:
             message: dict[str, Any] = self._signer.open_json(_PURPOSE_COMMAND, data)
-        except MessageError as error:
+            at_s = float(message["at"])
+        except (MessageError, TypeError, KeyError, ValueError) as error:
             _log.warning("a command was refused: %s", error)
             return None
         now_s = time.monotonic() + (self._server_minus_monotonic_s or 0.0)
-        if abs(now_s - float(message["at"])) > COMMAND_LIFE_S:
+        if abs(now_s - at_s) > COMMAND_LIFE_S:
             _log.warning("the command %s was refused: it is older than %.0f s", message["command"], COMMAND_LIFE_S)
             return None
         return message

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import redis
-from rq.utils import as_text
 
 from vrampool.errors import StaleLeaderError
 from vrampool.messages import Ticket
@@ -189,20 +189,18 @@ class JobQueue:
     @talks_to_redis
     def waiting(self) -> list[WaitingJob]:
         """Return what waits, in order. Round trips: 2."""
-        ids = [as_text(job_id) for job_id in self._connection.lrange(self._names.waiting, 0, -1)]
+        ids = [job_id.decode(errors="replace") for job_id in self._connection.lrange(self._names.waiting, 0, -1)]
         with self._connection.pipeline(transaction=False) as pipeline:
             pipeline.time()
             pipeline.hgetall(self._names.earmarks)
             for job_id in ids:
                 pipeline.hmget(self._names.job(job_id), _WAITING_FIELDS)
-            (seconds, micros), earmarks, *rows = pipeline.execute()
+            clock, earmarks, *rows = _raise_first(pipeline.execute(raise_on_error=False), 2)
+        seconds, micros = clock
         now = seconds + micros / 1e6
         marked = {value.decode().partition(" ")[2]: worker.decode() for worker, value in earmarks.items()}
-        return [
-            _waiting_job(job_id, row, now, marked.get(job_id, ""))
-            for job_id, row in zip(ids, rows, strict=True)
-            if row[0] is not None
-        ]
+        jobs = [_waiting_job(job_id, row, now, marked.get(job_id, "")) for job_id, row in zip(ids, rows, strict=True)]
+        return [job for job in jobs if job is not None]
 
     @talks_to_redis
     def known(self, job_ids: Iterable[str]) -> set[str]:
@@ -217,13 +215,13 @@ class JobQueue:
             for job_id in ids:
                 pipeline.hexists(names.job(job_id), "data")
                 pipeline.exists(names.live(job_id))
-            listed, *rest = pipeline.execute()
-        in_list = {job_id.decode() for job_id in listed}
+            listed, *rest = _raise_first(pipeline.execute(raise_on_error=False), 1)
+        in_list = {job_id.decode(errors="replace") for job_id in listed}
         wholes, lives = rest[::2], rest[1::2]
         return {
             job_id
             for job_id, whole, live in zip(ids, wholes, lives, strict=True)
-            if live or (whole and job_id in in_list)
+            if live or (whole is True and job_id in in_list)  # an error: what lies there is no hash
         }
 
 
@@ -231,7 +229,23 @@ _WAITING_FIELDS = ["submission", "number", "vram_bytes", "queued_at_ms", "requir
 _WAITING_FIELDS += ["description", "passed_ms"]
 
 
-def _waiting_job(job_id: str, row: Sequence[bytes | None], now: float, earmarked_by: str) -> WaitingJob:
+def _raise_first(answers: list[Any], count: int) -> list[Any]:
+    """Raise what the first answers say, if that is an error. Those after them are of one job each: it alone is bad."""
+    for answer in answers[:count]:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
+
+
+def _waiting_job(job_id: str, row: Sequence[bytes | None], now: float, earmarked_by: str) -> WaitingJob | None:
+    """Return a job of the list; None for one that is gone, or that nobody can read: it was not written by us."""
+    try:
+        return None if row[0] is None else _read_waiting(job_id, row, now, earmarked_by)
+    except (ValueError, TypeError):
+        return None
+
+
+def _read_waiting(job_id: str, row: Sequence[bytes | None], now: float, earmarked_by: str) -> WaitingJob:
     submission, number, vram_bytes, queued_at_ms, requires, avoid, avoid_ms, refused_by, description, passed_ms = (
         value.decode(errors="replace") if value is not None else "" for value in row
     )
