@@ -377,6 +377,10 @@ def trial_record(trial: FrozenTrial, attempts: Sequence[FrozenTrial] = ()) -> di
             "verdict": facts.verdict,
             "reason": facts.text,
             "log": facts.log,
+            "tax": {
+                name: getattr(facts, name)
+                for name in ("wait_s", "spawn_s", "import_s", "handover_s", "context_s", "exit_s", "spare", "forked")
+            },
         }
     return record
 

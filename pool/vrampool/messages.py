@@ -170,6 +170,7 @@ class MemorySample(_Message):
     num_alloc_retries: int = 0
     cap_bytes: int | None = None
     cuda_initialized: bool = False
+    context_s: float | None = None  #: what beginning with the GPU took
     num_ooms_handled: int = 0  #: of num_ooms, those that a helper of ours caught on purpose
     #: of the last out-of-memory error that was not caught on purpose, as the allocator told it
     oom_asked_bytes: int | None = None
@@ -279,8 +280,12 @@ class AttemptFacts(_Message):
     signal: int | None = None
     log: str | None = None  #: path on `host` of the attempt's stdout and stderr
     wait_s: float | None = None  #: enqueue to start
-    spawn_s: float | None = None  #: start-up tax: spawn and import, 0 when a spare was waiting
+    spawn_s: float | None = None  #: what it waited for its process and imports: 0 where a spare was waiting
+    import_s: float | None = None  #: what the imports took, ahead of the trial or not; about 0 in a forked process
     handover_s: float | None = None  #: hand-over to the objective's first line
+    context_s: float | None = None  #: of `run_s`, what torch took to begin with the GPU; None: it did not
+    exit_s: float | None = None  #: from the objective's end until its processes were gone; part of `run_s`
+    forked: bool = False  #: its process was forked from a server that had imported everything
     run_s: float | None = None
     spare: bool = False  #: ran in a spare that was waiting
     steps: int = 0

@@ -69,7 +69,6 @@ class Attempt:
     server: TrialServer | None = None
     child: Child | None = None
     spare: bool = False
-    spawn_s: float | None = None
     handed_at_s: float | None = None
     started_at_s: float | None = None  #: user code begins
     ended_at_s: float | None = None
@@ -98,6 +97,7 @@ class Attempt:
     reported: bool = False
     ending: Ending | None = None  #: set when this worker decides to end it
     outcome: Outcome | None = None
+    outcome_at_s: float | None = None  #: the objective has ended; its process cleans up and leaves
     exit_code: int | None = None
     signal: int | None = None
     max_rss_bytes: int | None = None

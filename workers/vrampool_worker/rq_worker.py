@@ -32,6 +32,7 @@ from vrampool.signing import Signer, load_secret
 from vrampool.units import parse_budget
 from vrampool_worker.beat import Beat, Heard, Held
 from vrampool_worker.children.child import Child, spawn
+from vrampool_worker.children.forkserver import ForkServer
 from vrampool_worker.children.launch import clear_scratch
 from vrampool_worker.desk import StudyDesk
 from vrampool_worker.devices import Device, device_lock, find_devices
@@ -89,6 +90,7 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
             stack.enter_context(marked())
             inbox = Inbox()
             stack.callback(inbox.close)
+            self._at_end = stack.enter_context(ExitStack())
             loop = self._make_loop(settings, signer, device, inbox)
             self._loop = loop
             loop.stop_when_empty, loop.stop_after_trials = burst, max_jobs
@@ -152,8 +154,13 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
         environment = child_environment(os.environ, device, settings, secrets=[told])
         modules = settings.preload_modules
 
+        server = ForkServer(environment, modules) if settings.start_method == "forkserver" else None
+        if server is not None:
+            server.start()
+            self._at_end.callback(server.close)
+
         def start_child() -> Child:
-            return spawn(environment, modules, settings)
+            return spawn(environment, modules, settings, server=server)
 
         loop = WorkerLoop(
             settings,

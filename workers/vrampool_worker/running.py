@@ -159,6 +159,7 @@ class Runner:
             attempt.outcome = Outcome.from_json(data)
             if attempt.outcome.sample:
                 attempt.sample = MemorySample.from_json(attempt.outcome.sample)
+            attempt.outcome_at_s = time.monotonic()
             attempt.scene = self._loop.memory.scene(attempt, attempt.outcome)
         elif kind is EventKind.EXITED:
             attempt.exit_code, attempt.signal = data.get("exit_code"), data.get("signal")
@@ -177,7 +178,6 @@ class Runner:
         self._loop.ledger.confirm_started(attempt.lease_id)
         attempt.started_at_s = time.monotonic()
         attempt.cap_bytes, attempt.cap_source = data.get("cap_bytes"), str(data.get("cap_source", ""))
-        attempt.spawn_s = round(attempt.child.preload_s, 3) if attempt.child is not None and not attempt.spare else 0.0
         limit_s = attempt.spec.trial_timeout_s if attempt.spec is not None else None
         if limit_s is not None:
             self._loop.timers.at(attempt.started_at_s + limit_s, lambda: self._timed_out(attempt, limit_s))

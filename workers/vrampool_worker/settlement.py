@@ -9,6 +9,7 @@ from vrampool.units import GIB
 from vrampool_worker.attempt_story import tell_story
 from vrampool_worker.attempts import Attempt
 from vrampool_worker.endings import End, Place, decide
+from vrampool_worker.tax import tax_of
 
 #: What a user reads of an error; the whole of it is in the log of the attempt.
 TEXT_LIMIT = 4_000
@@ -42,12 +43,6 @@ def conclude(attempt: Attempt, place: Place) -> Conclusion:
     peak, source = _peak(attempt, place)
     end = decide(attempt, place, peak)
     outcome = attempt.outcome or Outcome(kind="")
-    run_s = None
-    if attempt.started_at_s is not None and attempt.ended_at_s is not None:
-        run_s = round(attempt.ended_at_s - attempt.started_at_s, 3)
-    handover_s = None
-    if attempt.started_at_s is not None and attempt.handed_at_s is not None:
-        handover_s = round(attempt.started_at_s - attempt.handed_at_s, 4)
     facts = AttemptFacts(
         end=EndKind.INFEASIBLE if end.infeasible else end.kind,
         worker=place.worker,
@@ -84,9 +79,7 @@ def conclude(attempt: Attempt, place: Place) -> Conclusion:
         signal=attempt.signal,
         log=attempt.log_path,
         wait_s=attempt.wait_s,
-        spawn_s=attempt.spawn_s,
-        handover_s=handover_s,
-        run_s=run_s,
+        **tax_of(attempt),
         spare=attempt.spare,
         steps=attempt.steps,
         hints=tuple(attempt.hints[:8]),

@@ -17,6 +17,7 @@ from vrampool.errors import MessageError
 from vrampool.messages import EndKind, Ticket
 from vrampool.queueing import Offer, TransientRedisError
 from vrampool.settings import Settings
+from vrampool.units import parse_budget
 from vrampool_worker import asking
 from vrampool_worker.asking import Asked
 from vrampool_worker.attempts import Attempt, Stage
@@ -26,6 +27,7 @@ from vrampool_worker.children.child import Child
 from vrampool_worker.children.spares import SpareShelf
 from vrampool_worker.desk import NotOpened, Opened, StudyDesk
 from vrampool_worker.devices import Blind, Device, DeviceReading, Sampler
+from vrampool_worker.devices.cgroups import host_bytes
 from vrampool_worker.lanes import Inbox, Lane, Timers
 from vrampool_worker.ledger import Ledger
 from vrampool_worker.memory_watch import MemoryWatch
@@ -96,7 +98,8 @@ class WorkerLoop:
         self.forget_job = forget_job
         self._selector = selectors.DefaultSelector()
         self._selector.register(inbox, selectors.EVENT_READ, lambda _mask: inbox.run())
-        self.spares = SpareShelf(spawn, self._watch_child, settings.spares)
+        spare_bytes = parse_budget(settings.spare_memory, host_bytes())
+        self.spares = SpareShelf(spawn, self._watch_child, settings.spares, memory_bytes=spare_bytes)
         self.runner = Runner(self)
         self.memory = MemoryWatch(self)
         self.chronicle = Chronicle(self)

@@ -12,6 +12,7 @@ from vrampool.cli.manage import running_pool
 from vrampool.cli.options import pool_options, take_settings
 from vrampool.errors import InputError
 from vrampool.memory.declared import read_vram
+from vrampool.messages import AttemptFacts
 from vrampool.units import format_bytes
 
 
@@ -72,6 +73,20 @@ def status(study_name: str | None, as_json: bool, check_it: bool, fix: bool, **g
     return 0
 
 
+def _tax_words(facts: AttemptFacts) -> str:
+    """Say what the trial cost beside its own run."""
+    waited = "its process was waiting" if facts.spare else f"waited {facts.spawn_s or 0:.2f} s for its process"
+    parts = ["forked" if facts.forked else "spawned", waited]
+    if facts.import_s is not None and not facts.forked:
+        parts.append(f"imports {facts.import_s:.2f} s{' ahead of it' if facts.spare else ''}")
+    parts.append(f"hand-over {facts.handover_s or 0:.3f} s")
+    if facts.context_s is not None:
+        parts.append(f"GPU context {facts.context_s:.2f} s")
+    if facts.exit_s is not None:
+        parts.append(f"exit {facts.exit_s:.2f} s")
+    return f"start-up: {', '.join(parts)}"
+
+
 def _study(handle: Any) -> dict[str, Any]:
     progress = handle.progress()
     return {"study": handle.study_name, "submission": handle.id} | asdict(progress)
@@ -109,6 +124,8 @@ def why(study_name: str, number: int | None, **given: Any) -> int:
             print(facts.text)
         if facts.story:
             print(facts.story)
+        if facts.handover_s is not None:
+            print(_tax_words(facts))
         for line in _what_followed(trial, handle.study):
             print(line)
         for hint in facts.hints:

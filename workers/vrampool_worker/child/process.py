@@ -39,7 +39,7 @@ class TrialProcess:
         _set_streams()
         _hide_main()
         began_s = time.perf_counter()
-        _preload(self._preload)
+        preload(self._preload)
         ready = {"t": "ready", "pid": os.getpid(), "preload_s": round(time.perf_counter() - began_s, 4)}
         os.write(self._frames_fd, framing.encode(ready))
 
@@ -65,7 +65,8 @@ def _hide_main() -> None:
     sys.modules["__main__"] = types.ModuleType("__main__")
 
 
-def _preload(names: list[str]) -> None:
+def preload(names: list[str]) -> None:
+    """Import modules as far as they are installed; what fails is printed: an objective that needs it meets it again."""
     if not names:
         return
     import importlib.util

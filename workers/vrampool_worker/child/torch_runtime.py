@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -42,6 +43,7 @@ class TorchRuntime:
         self._torch: Any = sys.modules["torch"]
         self._cap_bytes = cap_bytes
         self._total_bytes = total_bytes
+        self._context_s: float | None = None
         self._user_fraction = 1.0  #: what the objective set for itself, if that is less
         self._applied = False
         self._interval_s = interval_s
@@ -115,10 +117,21 @@ class TorchRuntime:
         """Replace what could raise the cap, and what would make peaks and counts forget."""
         cuda = self._torch.cuda
         self._replace("set_per_process_memory_fraction", self._guarded_fraction)
+        self._replace("_lazy_init", self._timed_init)
         for name in ("reset_peak_memory_stats", "reset_accumulated_memory_stats"):
             if hasattr(cuda, name):
                 self._replace(name, functools.partial(self._reset_after_sample, name))
         guard_allocator(self._torch, self._apply_again)
+
+    def _timed_init(self, original: Callable[[], None]) -> None:
+        """Stand in for torch's, which every first use of a GPU calls: what it takes is part of what a trial costs."""
+        if self.active:
+            return original()
+        began_s = time.perf_counter()
+        original()
+        if self.active:
+            self._context_s = round(time.perf_counter() - began_s, 4)
+        return None
 
     def _apply_again(self) -> None:
         if self.active:
@@ -221,6 +234,7 @@ class TorchRuntime:
             num_alloc_retries=self._retries_before + int(stats.get("num_alloc_retries", 0)),
             cap_bytes=self.cap_bytes(),
             cuda_initialized=True,
+            context_s=self._context_s,
             **self._ooms.last(),
         )
 

@@ -43,6 +43,7 @@ from vrampool_worker import process_tree
 from vrampool_worker.children import orphans
 from vrampool_worker.children.control import ControlIntake
 from vrampool_worker.children.events import Event, EventKind
+from vrampool_worker.children.forkserver import ForkServer
 from vrampool_worker.children.frames import to_event
 from vrampool_worker.children.intake import FrameIntake, OutputIntake
 from vrampool_worker.children.launch import Launched, clear_scratch, launch, scratch_folder
@@ -65,7 +66,12 @@ _numbers = itertools.count(1)
 
 
 def spawn(
-    environment: Mapping[str, str], modules: Sequence[str], settings: Settings, *, python: str = sys.executable
+    environment: Mapping[str, str],
+    modules: Sequence[str],
+    settings: Settings,
+    *,
+    python: str = sys.executable,
+    server: ForkServer | None = None,
 ) -> Child:
     """Start a child. It runs from now on, and says nothing before `register`.
 
@@ -74,15 +80,18 @@ def spawn(
         modules: Imported ahead, as far as they are installed.
         settings: `state_dir` (scratch directories) and `log_bytes` are used.
         python: Interpreter to run.
+        server: Forks the process, when it can; otherwise it is spawned.
 
     Raises:
         OSError: no process, descriptor or memory is left; nothing stays behind.
     """
     scratch = scratch_folder(settings.state_dir) / f"{os.getpid()}-{next(_numbers)}"
     keepers = orphans.of_this_process()
-    launched = launch(environment, modules, str(scratch), python)
+    launched = server.launch(str(scratch)) if server is not None else None
+    forked = launched is not None
+    launched = launched or launch(environment, modules, str(scratch), python)
     keepers.keep(launched.process.pid)
-    return Child(launched, ChildLog(settings.log_bytes))
+    return Child(launched, ChildLog(settings.log_bytes), forked=forked)
 
 
 class Child:
@@ -91,15 +100,20 @@ class Child:
     Attributes:
         keeper_pid: The process above the trial: all of the trial is below it.
         pid: The trial's process; None until READY.
-        preload_s: What its imports took; 0 until READY.
+        preload_s: What its imports took; 0 until READY, and for one that was forked with them.
+        start_s: From its start until READY; 0 until then.
+        forked: Whether it was forked from a process with everything imported.
         outcome: How the objective ended; None until OUTCOME.
         log: What it prints.
     """
 
-    def __init__(self, launched: Launched, log: ChildLog) -> None:
+    def __init__(self, launched: Launched, log: ChildLog, *, forked: bool = False) -> None:
+        self.forked = forked
         self.keeper_pid = launched.process.pid
         self.pid: int | None = None
         self.preload_s = 0.0
+        self.start_s = 0.0
+        self.ready_at_s: float | None = None
         self.outcome: Outcome | None = None
         self.log = log
         self.spawned_at_s = time.monotonic()
@@ -281,6 +295,8 @@ class Child:
     def _note(self, event: Event) -> None:
         if event.kind is EventKind.READY:
             self.pid, self.preload_s = event.data["pid"], event.data["preload_s"]
+            self.ready_at_s = time.monotonic()
+            self.start_s = self.ready_at_s - self.spawned_at_s
         elif event.kind is EventKind.OUTCOME:
             self.outcome = Outcome.from_json(dict(event.data))
             self._at(time.monotonic() + EXIT_S, self.kill)

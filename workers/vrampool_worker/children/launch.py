@@ -9,19 +9,62 @@ import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from vrampool.messages import CHILD_MODULE
+
+
+class KeeperProcess(Protocol):
+    """A keeper as a child process of this one: `subprocess.Popen`, or one that was adopted."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Wait for it without blocking; None while it lives."""
 
 
 class Launched(NamedTuple):
     """A process that was started, and what connects the worker with it."""
 
-    process: subprocess.Popen[bytes]  #: becomes the keeper
+    process: KeeperProcess  #: becomes the keeper
     frames: socket.socket
     control: socket.socket
     output_fd: int  #: its stdout and stderr
     pidfd: int  #: readable when the process has ended
+
+
+class Pipes:
+    """The ends of a child's connections: ours are kept once it is launched, theirs are closed in any case."""
+
+    def __enter__(self) -> Pipes:
+        self._theirs = contextlib.ExitStack()
+        self._ours = contextlib.ExitStack()
+        try:
+            self._frames, frames = self._socketpair()
+            self._control, control = self._socketpair()
+            self._output, output = os.pipe2(os.O_CLOEXEC)
+        except BaseException:
+            self.__exit__()
+            raise
+        self._ours.callback(os.close, self._output)
+        self._theirs.callback(os.close, output)
+        self.their_fds = [frames.fileno(), control.fileno(), output]  #: frames, control, output
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._theirs.close()
+        self._ours.close()
+
+    def launched(self, process: KeeperProcess, pidfd: int) -> Launched:
+        """All is well: from here on the child closes our ends itself."""
+        self._ours.pop_all()
+        return Launched(process, self._frames, self._control, self._output, pidfd)
+
+    def _socketpair(self) -> tuple[socket.socket, socket.socket]:
+        mine, other = socket.socketpair()
+        self._ours.callback(mine.close)
+        self._theirs.callback(other.close)
+        return mine, other
 
 
 def scratch_folder(state_dir: Path) -> Path:
@@ -53,37 +96,23 @@ def launch(environment: Mapping[str, str], modules: Sequence[str], scratch: str,
     Raises:
         OSError: no process, descriptor or memory is left; nothing stays behind.
     """
-    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-        frames, their_frames = _socketpair(ours, theirs)
-        control, their_control = _socketpair(ours, theirs)
-        output, their_output = os.pipe2(os.O_CLOEXEC)
-        ours.callback(os.close, output)
-        theirs.callback(os.close, their_output)
-        fds = (their_frames.fileno(), their_control.fileno())
+    with Pipes() as pipes:
+        frames_fd, control_fd, output_fd = pipes.their_fds
         # -P: a file of the worker's directory must not stand in for a module of the standard library.
-        command = [python, "-P", "-m", CHILD_MODULE, *map(str, fds), str(os.getpid()), scratch, ",".join(modules)]
+        command = [python, "-P", "-m", CHILD_MODULE, str(frames_fd), str(control_fd)]
         process = subprocess.Popen(
-            command,
+            [*command, str(os.getpid()), scratch, ",".join(modules)],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
-            stdout=their_output,
-            stderr=their_output,
-            pass_fds=fds,
+            stdout=output_fd,
+            stderr=output_fd,
+            pass_fds=(frames_fd, control_fd),
             process_group=0,  # Ctrl-C at the worker's terminal is the worker's
         )
-        ours.callback(_end, process)
-        life = os.pidfd_open(process.pid)
-        ours.pop_all()  # all is well: from here on the child closes them itself
-    return Launched(process, frames, control, output, life)
-
-
-def _socketpair(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
-    mine, other = socket.socketpair()
-    ours.callback(mine.close)
-    theirs.callback(other.close)
-    return mine, other
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
+        try:
+            life = os.pidfd_open(process.pid)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        return pipes.launched(process, life)

@@ -1,10 +1,18 @@
-"""Spares: children spawned ahead of need, with their imports done, each for exactly one trial."""
+"""Spares: children started ahead of need, with their imports done, each for exactly one trial.
+
+How many wait follows from how often trials come and how long a child takes to be ready: while one is made, that many
+are taken. Their memory on the host bounds it.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
+import os
 import time
+from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 from vrampool_worker.children.child import Child
 
@@ -13,6 +21,14 @@ _log = logging.getLogger("vrampool.worker")
 #: A spare that dies so often before it was used says that the environment is broken.
 _FAILURES_TO_PAUSE = 3
 _PAUSE_S = 30.0
+#: The rate of trials is that of so many takes, or of so long a time if fewer came.
+_TAKES = 16
+_RATE_S = 60.0
+#: More than this waits for nobody.
+_MOST = 16
+#: Children started at once leave most cores to the trials that run.
+_CORES_PER_START = 4
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class SpareShelf:
@@ -21,34 +37,95 @@ class SpareShelf:
     Args:
         spawn: Starts a child; called from the main loop only.
         watch: Registers a child's descriptors with the loop's selector.
-        count: How many wait.
+        count: How many wait at least; 0: none, ever.
+        memory_bytes: What all that wait may hold of the host's memory, those beyond `count` included; None: nothing
+            but `count` wait.
+        cores: Of the host, for starting several at once.
+        private_bytes: Returns what a waiting child holds for itself; replaced by tests.
     """
 
-    def __init__(self, spawn: Callable[[], Child], watch: Callable[[Child], None], count: int) -> None:
+    def __init__(
+        self,
+        spawn: Callable[[], Child],
+        watch: Callable[[Child], None],
+        count: int,
+        *,
+        memory_bytes: int | None = None,
+        cores: int | None = None,
+        private_bytes: Callable[[int], int] | None = None,
+    ) -> None:
         self._spawn = spawn
         self._watch = watch
         self._count = count
+        self._memory_bytes = memory_bytes
+        self._starts_at_once = max(1, (cores or os.cpu_count() or 1) // _CORES_PER_START)
+        self._private_bytes = private_bytes or private_bytes_of
         self._waiting: list[Child] = []
         self._failures = 0
         self._paused_until_s = 0.0
+        self._takes: deque[float] = deque(maxlen=_TAKES)
+        self._ready_s = 0.0  #: what a child takes from its start until it is ready: the longest of late
+        self._each_bytes = 0  #: what one that waits holds, the largest that was seen
+        self._seen: set[Child] = set()
+        self._early: list[Child] = []  #: taken before they were ready
+
+    @property
+    def waiting(self) -> int:
+        """Return how many wait or are on their way."""
+        return len(self._waiting)
+
+    def wanted(self, now_s: float) -> int:
+        """Return how many should wait now."""
+        if not self._count or self._memory_bytes is None:
+            return self._count
+        while self._takes and now_s - self._takes[0] > _RATE_S:
+            self._takes.popleft()
+        if len(self._takes) < 2:
+            return self._count
+        rate_per_s = (len(self._takes) - 1) / max(now_s - self._takes[0], 0.001)
+        by_rate = min(_MOST, math.ceil(rate_per_s * self._ready_s))
+        # What one holds is not known before one has waited; then there is one more for that.
+        by_memory = self._memory_bytes // self._each_bytes if self._each_bytes else self._count + 1
+        return max(self._count, min(by_rate, by_memory))
 
     def take(self) -> Child:
         """Return a child for a trial: one that is ready, else one that is on its way, else a new one."""
+        self._takes.append(time.monotonic())
         for child in self._waiting:
             if child.ready:
+                self._look_at(child)
                 self._waiting.remove(child)
                 self._failures = 0
                 return child
         if self._waiting:
-            return self._waiting.pop(0)
-        return self._start()
+            self._early.append(self._waiting.pop(0))
+        else:
+            self._early.append(self._start())
+        return self._early[-1]
 
     def fill(self, now_s: float) -> None:
-        """Spawn what is missing. One at a time: imports of several would slow the trials that run."""
-        if now_s < self._paused_until_s or any(not child.ready for child in self._waiting):
+        """Start what is missing, few at a time: imports of many would slow the trials that run."""
+        if now_s < self._paused_until_s:
             return
-        if len(self._waiting) < self._count:
+        for child in self._waiting:
+            if child.ready:
+                self._look_at(child)
+        for child in [child for child in self._early if child.start_s]:
+            self._early.remove(child)
+            self._ready_s = max(child.start_s, self._ready_s * 0.8)
+            if not self._each_bytes and child.ready:  # its trial has hardly begun
+                self._each_bytes = self._private_bytes(child.pid or 0)
+        coming = sum(not child.ready for child in self._waiting)
+        for _ in range(min(self.wanted(now_s) - len(self._waiting), self._starts_at_once - coming)):
             self._waiting.append(self._start())
+
+    def _look_at(self, child: Child) -> None:
+        """Learn from a child that is ready what one costs; once for each."""
+        if child in self._seen:
+            return
+        self._seen = {one for one in self._seen if one in self._waiting} | {child}
+        self._ready_s = max(child.start_s, self._ready_s * 0.8)
+        self._each_bytes = max(self._each_bytes, self._private_bytes(child.pid or 0), 1)
 
     def gone(self, child: Child) -> bool:
         """Note that a child ended. True when it was a spare."""
@@ -76,3 +153,12 @@ class SpareShelf:
         child = self._spawn()
         self._watch(child)
         return child
+
+
+def private_bytes_of(pid: int) -> int:
+    """Return what a process holds that it shares with nobody, about: cheap to ask, unlike its exact share. 0: gone."""
+    try:
+        _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
+    except (OSError, ValueError):
+        return 0
+    return max(0, resident - shared) * _PAGE_BYTES

@@ -49,6 +49,12 @@ def memory_allowances(root: Path = Path("/")) -> list[Allowance]:
     return found
 
 
+def host_bytes(root: Path = Path("/")) -> int:
+    """Return the host's memory as far as this process may have it: the least limit of its groups, or all."""
+    limits = [item.limit_bytes for item in memory_allowances(root)]
+    return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *limits])
+
+
 def oom_kills(root: Path = Path("/")) -> list[int]:
     """Return how many processes the kernel has killed in this process's group, and in those above it, for memory."""
     counts = [read_count(folder / "memory.events", "oom_kill") for folder in _levels(root, "")]

@@ -1,0 +1,139 @@
+"""How many children wait: as many as are taken while one is made, as far as the host's memory allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from vrampool_worker.children import spares
+from vrampool_worker.children.spares import SpareShelf, private_bytes_of
+
+MIB = 1024**2
+
+
+@dataclass(eq=False)
+class PaperChild:
+    """A child that is ready when a test says so."""
+
+    pid: int = 0
+    ready: bool = False
+    start_s: float = 0.0
+    killed: bool = False
+
+    def be_ready(self, start_s: float) -> None:
+        self.ready, self.start_s = True, start_s
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+@dataclass
+class Shelf:
+    """A shelf on an injected clock, whose children take `start_s` to be ready."""
+
+    start_s: float = 3.0
+    each_bytes: int = 300 * MIB
+    options: dict[str, Any] = field(default_factory=dict)
+    now_s: float = 100.0
+
+    def __post_init__(self) -> None:
+        self.made: list[tuple[PaperChild, float]] = []
+        options = {"count": 1, "memory_bytes": 1200 * MIB, "cores": 16, **self.options}
+        self.shelf = SpareShelf(self._spawn, lambda child: None, private_bytes=lambda pid: self.each_bytes, **options)
+
+    def _spawn(self) -> Any:
+        child = PaperChild()
+        self.made.append((child, self.now_s + self.start_s))
+        return child
+
+    def pass_time(self, seconds: float, *, takes_per_s: float = 0.0, step_s: float = 0.05) -> int:
+        """Let time pass while trials come; return how many of them found a child that was ready."""
+        ready = owed = 0.0
+        for _ in range(round(seconds / step_s)):
+            self.now_s += step_s
+            for child, ready_at_s in self.made:
+                if not child.ready and self.now_s >= ready_at_s:
+                    child.be_ready(self.start_s)
+            self.shelf.fill(self.now_s)
+            owed += takes_per_s * step_s
+            while owed >= 1:
+                owed -= 1
+                ready += self.shelf.take().ready
+        return int(ready)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Shelf]]:
+    shelves: list[Shelf] = []
+    monkeypatch.setattr(spares.time, "monotonic", lambda: shelves[0].now_s)
+    yield shelves
+
+
+def test_one_waits_where_trials_are_rare(clock):
+    shelf = Shelf()
+    clock.append(shelf)
+    shelf.pass_time(60, takes_per_s=0.05)
+    assert shelf.shelf.wanted(shelf.now_s) == shelf.shelf.waiting == 1
+
+
+def test_as_many_wait_as_are_taken_while_one_is_made(clock):
+    shelf = Shelf()
+    clock.append(shelf)
+    shelf.pass_time(30, takes_per_s=1.0)
+    assert shelf.shelf.wanted(shelf.now_s) in (3, 4)
+    assert shelf.pass_time(30, takes_per_s=1.0) >= 25, "nearly every trial finds one ready"
+
+
+def test_when_trials_become_rare_no_more_are_made(clock):
+    shelf = Shelf()
+    clock.append(shelf)
+    shelf.pass_time(30, takes_per_s=1.0)
+    made = len(shelf.made)
+    shelf.pass_time(70)
+    assert shelf.shelf.wanted(shelf.now_s) == 1
+    assert len(shelf.made) <= made + 4
+
+
+def test_the_hosts_memory_bounds_them(clock):
+    shelf = Shelf(each_bytes=500 * MIB)
+    clock.append(shelf)
+    shelf.pass_time(30, takes_per_s=2.0)
+    assert shelf.shelf.wanted(shelf.now_s) == 2
+    assert Shelf(each_bytes=5000 * MIB, options={"count": 2}).shelf.wanted(0.0) == 2, "what is asked for is kept"
+
+
+def test_children_that_are_ready_at_once_need_no_stock(clock):
+    """Forked ones."""
+    shelf = Shelf(start_s=0.01)
+    clock.append(shelf)
+    shelf.pass_time(30, takes_per_s=8.0)
+    assert shelf.shelf.wanted(shelf.now_s) == 1
+
+
+def test_on_two_cores_they_are_made_one_after_another(clock):
+    shelf = Shelf(options={"cores": 2})
+    clock.append(shelf)
+    most = 0
+    for _ in range(40):
+        shelf.pass_time(0.5, takes_per_s=2.0)
+        most = max(most, sum(not child.ready for child in shelf.shelf._waiting))
+    assert most == 1
+
+
+def test_none_wait_where_none_are_wanted(clock):
+    shelf = Shelf(options={"count": 0})
+    clock.append(shelf)
+    shelf.pass_time(20, takes_per_s=2.0)
+    assert shelf.shelf.waiting == 0
+
+
+def test_a_process_tells_what_it_holds_for_itself():
+    import os
+
+    before = private_bytes_of(os.getpid())
+    held = bytearray(64 * MIB)
+    assert private_bytes_of(os.getpid()) - before > 48 * MIB and len(held)
+    assert private_bytes_of(2**22 + 1) == 0
