@@ -67,6 +67,21 @@ def test_one_that_came_back_within_its_lease_is_forgiven():
     assert card.ledger.trespasser is None
 
 
+def test_a_stranger_that_has_left_makes_no_trespasser():
+    """He counts for a minute more where trials are admitted, and harms nobody meanwhile."""
+    card = PaperCard(24 * GIB, 20 * GIB)
+    card.strangers_bytes = 12 * GIB
+    card.look()
+    assert card.start("greedy", 4 * GIB, uses_bytes=3 * GIB).granted
+    card.pass_time(3)
+    card.strangers_bytes = 0
+    card.pass_time(3)
+    card.use("greedy", 10 * GIB)
+    card.pass_time(5)
+    assert card.ledger.strangers_bytes == 12 * GIB
+    assert card.ledger.trespasser is None
+
+
 def test_one_that_grew_is_compared_with_its_new_lease():
     card = card_with_two()
     card.use("greedy", 9 * GIB)

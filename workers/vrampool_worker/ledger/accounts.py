@@ -79,7 +79,9 @@ class Accounts:
             return None
         held_bytes = sum(lease.measured_bytes or 0 for lease in self.leases.values())
         others_bytes = self.driver_reserved_bytes + self.strangers_bytes(self.read_at_s)
-        if held_bytes + others_bytes <= self._budget_bytes:
+        # Strangers count by their largest use of a while ago, so the card must be full now as well.
+        is_full = self.used_bytes + self.driver_reserved_bytes >= self._budget_bytes
+        if held_bytes + others_bytes <= self._budget_bytes or not is_full:
             return None
         over = [lease for lease in self.leases.values() if lease.readings_over >= _READINGS]
         worst = max(over, key=lambda lease: (lease.measured_bytes or 0) - lease.lease_bytes, default=None)
