@@ -124,6 +124,22 @@ def test_a_lease_shrinks_and_grows_under_a_training_trial(driver: ChildDriver, s
     assert story.outcome.values == [1.0], str(story)
 
 
+def test_an_error_that_the_objective_catches_is_told_with_its_figures(driver: ChildDriver) -> None:
+    """The allocator itself tells it, with what was asked for, what is allowed, and what the card has free."""
+    story = on_gpu(
+        driver,
+        "held = torch.empty(G // 2, dtype=torch.uint8, device='cuda')\n"
+        "try:\n    torch.empty(3 * G, dtype=torch.uint8, device='cuda')\n"
+        "except torch.cuda.OutOfMemoryError:\n    pass\nreturn 0.5",
+    )
+    driver.until(lambda: story.child.gone, limit_s=120)
+    sample = story.outcome.sample
+    assert (story.outcome.values, sample["num_ooms"], sample["num_ooms_handled"]) == ([0.5], 1, 0), str(story)
+    assert sample["oom_asked_bytes"] == 3 * GIB
+    assert abs(sample["oom_allowed_bytes"] - 2 * GIB) < 4 * MIB
+    assert sample["oom_free_bytes"] > 3 * GIB and GIB // 2 <= sample["oom_reserved_bytes"] < GIB
+
+
 def test_an_objective_may_fork_workers_that_use_the_gpu(driver: ChildDriver) -> None:
     """Setting the cap ahead by torch's own function would make a context, and then none of them could."""
     story = on_gpu(

@@ -19,7 +19,7 @@ from pathlib import Path
 
 GIB = 1024**3
 MIB = 1024**2
-__version__ = "0.0.fake"
+__version__ = "2.99.fake"
 #: What the driver takes for a process beside the allocator.
 CONTEXT_BYTES = 600 * MIB
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from typing import Any, NamedTuple
+
+#: Before this torch called its observers with the allocator's lock held; one that then waits for the interpreter's lock
+#: may wait for ever, as another thread that has it asks the allocator.
+_FIRST_VERSION = (2, 2)
 
 
 class AllocatorOom(NamedTuple):
@@ -30,7 +35,7 @@ class OomLog:
     def attach(self) -> None:
         """Listen to the allocator, once it is there. An old torch tells nothing: then only its count is known."""
         listen = getattr(self._torch._C, "_cuda_attach_out_of_memory_observer", None)
-        if listen is not None and not self._attached:
+        if listen is not None and not self._attached and not _is_old(self._torch):
             self._attached = True
             listen(self._note)
 
@@ -52,3 +57,8 @@ class OomLog:
         if not self._errors:
             return {}
         return {f"oom_{name}": value for name, value in self._errors[-1]._asdict().items()}
+
+
+def _is_old(torch: Any) -> bool:
+    found = re.match(r"(\d+)\.(\d+)", str(getattr(torch, "__version__", "")))
+    return found is not None and (int(found[1]), int(found[2])) < _FIRST_VERSION

@@ -18,8 +18,8 @@ _PAUSE_S = 1.0
 _FIRST_STEPS = 20
 _LOOK_S = 0.05
 BENCHMARK_HINT = (
-    "torch.backends.cudnn.benchmark is on: trying algorithms takes memory for their workspaces (+41 % of the peak in one "
-    "run) and time for each new shape; leave it off during the search"
+    "torch.backends.cudnn.benchmark is on: trying algorithms takes memory for their workspaces (+41 % of the peak in "
+    "one run) and time for each new shape; leave it off during the search"
 )
 
 
