@@ -24,6 +24,8 @@ _PAUSE_S = 30.0
 #: The rate of trials is that of so many takes, or of so long a time if fewer came.
 _TAKES = 16
 _RATE_S = 60.0
+#: Trials do not come evenly, so a few more wait than are taken while one is made.
+_MORE = 1.25
 #: More than this waits for nobody.
 _MOST = 16
 #: Children started at once leave most cores to the trials that run.
@@ -83,7 +85,7 @@ class SpareShelf:
         if len(self._takes) < 2:
             return self._count
         rate_per_s = (len(self._takes) - 1) / max(now_s - self._takes[0], 0.001)
-        by_rate = min(_MOST, math.ceil(rate_per_s * self._ready_s))
+        by_rate = min(_MOST, math.ceil(_MORE * rate_per_s * self._ready_s + 0.25))
         # What one holds is not known before one has waited; then there is one more for that.
         by_memory = self._memory_bytes // self._each_bytes if self._each_bytes else self._count + 1
         return max(self._count, min(by_rate, by_memory))
