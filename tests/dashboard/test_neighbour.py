@@ -42,6 +42,7 @@ def test_another_site_can_make_nobody_delete_a_study(served):
     assert len(served.ask("/api/studies", **own).json["study_summaries"]) == 1
 
 
+@pytest.mark.slow  # its bundle has 1.9 MB of script
 def test_its_page_works_under_our_roof(served, open_page):
     page = open_page(served.signed_in_url)
     page.get_by_role("link", name="Optuna").click()

@@ -7,6 +7,7 @@ import http.client
 import json
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.made_up_pool import MadeUpPool
@@ -131,6 +132,12 @@ def test_a_worker_that_fell_silent_stays_as_gone(serve):
 # ---- parts -------------------------------------------------------------------------------------------
 
 
+def run(scenario):
+    """Run a coroutine in a thread of its own: a browser of another test may have a loop in this one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, scenario).result()
+
+
 def test_a_client_that_does_not_read_is_sent_everything_anew_instead_of_what_it_missed():
     async def scenario() -> list[bytes]:
         hub = Hub()
@@ -147,7 +154,7 @@ def test_a_client_that_does_not_read_is_sent_everything_anew_instead_of_what_it_
         client.close()
         return received
 
-    assert asyncio.run(scenario()) == [b"retry: 1000\n\nwhole 1", b"whole 2"]
+    assert run(scenario()) == [b"retry: 1000\n\nwhole 1", b"whole 2"]
 
 
 def test_a_message_is_made_once_for_all():
@@ -160,7 +167,7 @@ def test_a_message_is_made_once_for_all():
         first, second = (client._messages[0] for client in clients if client is not None)
         assert first is second
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_numbers_that_json_does_not_know_become_null():

@@ -96,7 +96,7 @@ export class DeviceCard {
 
   tell(index) {
     this.pointed = index;
-    const row = index == null ? null : this.rows.rows[index];
+    const row = index == null ? null : this.chart.drawn[index];
     const d = this.device;
     if (!d) return;
     if (!row) {

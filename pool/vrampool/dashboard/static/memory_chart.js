@@ -55,6 +55,7 @@ export class MemoryChart extends Plot {
     this.onPoint = onPoint;
     this.spoken = (index) => speak(this.describe(index));
     this.rows = [];
+    this.drawn = [];
     this.now = 0;
     this.windowS = 300;
     this.device = null;
@@ -73,9 +74,9 @@ export class MemoryChart extends Plot {
   }
 
   data() {
-    this.withBusy = this.busy;
-    this.stacks = this.rows.map((row) => stack(row));
-    return [this.rows.map((row) => row[T]), this.stacks.map((one) => one.top)];
+    this.drawn = this.rows.slice();  // new rows may come before uPlot paints again by itself, after a change of size
+    this.stacks = this.drawn.map((row) => stack(row));
+    return [this.drawn.map((row) => row[T]), this.stacks.map((one) => one.top)];
   }
 
   options() {
@@ -101,7 +102,7 @@ export class MemoryChart extends Plot {
   }
 
   describe(index) {
-    const row = this.rows[index];
+    const row = this.drawn[index];
     if (!row) return "";
     const parts = row[TRIALS].map((t) => `${t[STUDY]} ${t[NUMBER]} holds ${mib(t[HELD])} of ${mib(t[LEASE])}`);
     return `${clock(row[T])}: ${parts.join(", ") || "no trial"}; other programs ${mib(row[OTHERS])}`;
@@ -124,7 +125,7 @@ export class MemoryChart extends Plot {
     c.beginPath();
     c.rect(left, top, width, height);
     c.clip();
-    for (const span of spans(this.rows, this.now)) this.paintSpan(c, span, X, Y, ratio);
+    for (const span of spans(this.drawn, this.now)) this.paintSpan(c, span, X, Y, ratio);
     const budget = this.device.budget_bytes / 2 ** 20;
     c.strokeStyle = colour("budget");
     c.lineWidth = 1.25 * ratio;
@@ -137,7 +138,7 @@ export class MemoryChart extends Plot {
   }
 
   paintSpan(c, { first, last, end }, X, Y, ratio) {
-    const at = (i) => (i > last ? end : this.rows[i][T]);
+    const at = (i) => (i > last ? end : this.drawn[i][T]);
     const ground = (value, name) => {
       c.fillStyle = colour(name);
       c.beginPath();
