@@ -33,6 +33,7 @@ def attempt(
     params: Mapping[str, Any] | None = None,
     request_bytes: int | None = 3 * GIB,
     predicted_bytes: int | None = None,
+    reason: str = "3.0 GiB declared by the submission",
     user_attrs: Mapping[str, Any] | None = None,
     **facts: Any,
 ) -> FrozenTrial:
@@ -62,7 +63,7 @@ def attempt(
         distributions={name: distribution_of(name, [value]) for name, value in params.items()},
         user_attrs={
             "vrampool:mark": {"submission": "s-1"},
-            "vrampool:request": {"bytes": request_bytes, "reason": "", "predicted": predicted_bytes},
+            "vrampool:request": {"bytes": request_bytes, "reason": reason, "predicted": predicted_bytes},
             "vrampool:attempt": told,
             **(user_attrs or {}),
         },

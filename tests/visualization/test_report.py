@@ -173,6 +173,14 @@ def test_a_study_in_order_gets_no_advice():
         ("Requests were too small", {"end": "oom", "verdict": "culprit", "predicted_bytes": None}),
         ("Part of the search space fits no device", {"end": "infeasible"}),
         ("Trials asked for more than they use", {"predicted_bytes": None, "peak_bytes": GIB // 2}),
+        (
+            "Nothing was learned from the parameters",
+            {
+                "predicted_bytes": None,
+                "peak_bytes": GIB,
+                "reason": "the largest peak of 9 trials, 2.4 GiB, and 25 % more",
+            },
+        ),
         ("Start-up is a large part of the time", {"spawn_s": 40.0, "spare": False}),
         (
             "The devices were used by few trials at once",
@@ -184,7 +192,7 @@ def test_a_study_in_order_gets_no_advice():
 )
 def test_each_sign_is_answered_with_advice(words, facts):
     common = {"run_s": 60.0, "predicted_bytes": 2 * GIB}
-    trials = [attempt(number * 2.0, **(common | facts)) for number in range(10)]
+    trials = [attempt(number * 2.0, **(common | facts)) for number in range(20)]
     assert words in titles(trials)
 
 

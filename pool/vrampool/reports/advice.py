@@ -129,7 +129,7 @@ def _out_of_memory(study: StudyAttempts) -> Iterator[Advice]:
             0.5 + verdicts[Verdict.HOST] / total,
         )
     culprits = verdicts[Verdict.CULPRIT] + verdicts[Verdict.UNKNOWN]
-    declared = [a for a in study.attempts if a.memory.request_bytes and not a.memory.predicted_bytes]
+    declared = [a for a in study.attempts if _is_declared(a)]
     if culprits >= max(3, 0.1 * total) and len(declared) > 0.5 * total:
         yield Advice(
             "Requests were too small",
@@ -149,9 +149,7 @@ def _out_of_memory(study: StudyAttempts) -> Iterator[Advice]:
 
 
 def _too_generous(study: StudyAttempts) -> Iterator[Advice]:
-    rows = [
-        a for a in study.measured if a.memory.request_bytes and not a.memory.predicted_bytes and a.end == "complete"
-    ]
+    rows = [a for a in study.measured if _is_declared(a) and a.end == EndKind.COMPLETE]
     if len(rows) < 5:
         return
     used = median((a.memory.peak_bytes or 0) / (a.memory.request_bytes or 1) for a in rows)
@@ -163,6 +161,28 @@ def _too_generous(study: StudyAttempts) -> Iterator[Advice]:
         f"half of {len(rows)} trials held {used:.0%} or less of what was asked for; the largest peak was "
         f"{format_bytes(largest)}",
         "Leave vram at 'auto': requests then follow what is measured, and more trials fit beside each other.",
+        1 - used,
+    )
+
+
+def _is_declared(attempt: Attempt) -> bool:
+    """True when the user has said what the trial needs (see `memory.requests`)."""
+    return bool(attempt.memory.request_bytes) and "declared" in attempt.memory.request_reason
+
+
+def _unlearned(study: StudyAttempts) -> Iterator[Advice]:
+    """Requests follow the largest peak only: nothing is learned from parameters."""
+    rows = [a for a in study.measured if a.memory.request_bytes and a.memory.request_reason.startswith("the largest")]
+    if len(rows) < 20 or any(a.memory.predicted_bytes for a in study.attempts):
+        return
+    used = median((a.memory.peak_bytes or 0) / (a.memory.request_bytes or 1) for a in rows)
+    if used > 0.7:
+        return
+    yield Advice(
+        "Nothing was learned from the parameters",
+        f"each of {len(rows)} trials asked for the largest peak before it, and half held {used:.0%} of that or less",
+        "Install scikit-learn where the coordinator runs (pip install 'vrampool[learn]'): then requests follow what "
+        "the parameters of a trial make it need.",
         1 - used,
     )
 
@@ -274,6 +294,7 @@ _RULES: tuple[Callable[[StudyAttempts], Iterator[Advice]], ...] = (
     _alloc_retries,
     _out_of_memory,
     _too_generous,
+    _unlearned,
     _residue,
     _startup,
     _idle_memory,
