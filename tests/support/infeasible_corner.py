@@ -1,29 +1,28 @@
 """A search with a corner that fits no card, and its unconstrained optimum in that corner: asked by the real asker.
 
 The rule of the research on claims (its section 4): batch 8-512 and width 32-4096, both logarithmic, a learning rate;
-what has batch * width over 32768 does not fit. Storage, view, proposals, sizing and model are the real ones; trials
-are not run: they are told what their parameters come to, four at a time.
+what has batch * width over 32768 does not fit. View, proposals, sizing and model are the real ones; the storage is in
+memory, and trials are not run: they are told what their parameters come to, four at a time.
 """
 
 from __future__ import annotations
 
 import math
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.trial import TrialState
+from optuna.storages import InMemoryStorage
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from vrampool.coordinator.proposals import Proposals
 from vrampool.coordinator.sizing import Sizing
 from vrampool.coordinator.space import KnownSpace
 from vrampool.memory.learning.fitting import Fitter
 from vrampool.messages import AttemptFacts, EndKind, ObjectiveRef, SubmissionSpec, Verdict
-from vrampool.storage import ATTEMPT, Mark, QueueView, claim, dump_plan, open_storage, prune_infeasible, record_plan
-from vrampool.storage.claims import record_facts
+from vrampool.storage import ATTEMPT, PLAN, REQUEST, Mark, QueueView, dump_plan
+from vrampool.storage.marks import OVER_GIB_ATTR
 from vrampool.units import GIB, MIB
 
 BUDGET_BYTES = 16 * GIB
@@ -48,6 +47,14 @@ def need_of(params: Mapping[str, Any]) -> int:
     return OVERHEAD_BYTES + int((BUDGET_BYTES - OVERHEAD_BYTES) * params["batch"] * params["width"] / LARGEST_PRODUCT)
 
 
+class _Storage(InMemoryStorage):
+    """Optuna's storage in memory, with the one call of the pool's that the view needs."""
+
+    def create_waiting(self, study_id: int, user_attrs: Mapping[str, Any]) -> FrozenTrial:
+        trial = create_trial(state=TrialState.WAITING, user_attrs=dict(user_attrs))
+        return self.get_trial(self.create_new_trial(study_id, trial))
+
+
 @dataclass
 class Result:
     """What came of a search."""
@@ -60,9 +67,9 @@ class Result:
     states: list[TrialState] = field(default_factory=list)
 
 
-def search(folder: Path, seed: int, n_trials: int, *, sampler: Any = None, refuse: bool = True) -> Result:
+def search(seed: int, n_trials: int, *, sampler: Any = None, refuse: bool = True) -> Result:
     """Search with a seed; fits are waited for, as real trials take longer than they do."""
-    storage = open_storage(f"sqlite:///{folder / uuid.uuid4().hex}.db", create_schema=True)
+    storage: Any = _Storage()
     study_id = storage.create_new_study([optuna.study.StudyDirection.MINIMIZE], "corner")
     spec = SubmissionSpec("sub", "corner", ObjectiveRef("import", "corner:objective"))
     view = QueueView(storage, mark=Mark(submission="sub"))
@@ -85,8 +92,9 @@ def search(folder: Path, seed: int, n_trials: int, *, sampler: Any = None, refus
             proposal = proposals.ask(planned, trials)
             trial_id, params = proposal.trial._trial_id, dict(proposal.trial.params)
             size = sizing.request(params)
-            record_plan(storage, trial_id, dump_plan(proposal.trial), size.to_json(refused=proposal.refused))
-            assert claim(storage, trial_id, "worker")
+            storage.set_trial_user_attr(trial_id, PLAN, dump_plan(proposal.trial))
+            storage.set_trial_user_attr(trial_id, REQUEST, size.to_json(refused=proposal.refused))
+            assert storage.set_trial_state_values(trial_id, TrialState.RUNNING)
             for name, distribution in SPACE.items():
                 internal = distribution.to_internal_repr(params[name])
                 storage.set_trial_param(trial_id, name, internal, distribution)
@@ -107,11 +115,12 @@ def search(folder: Path, seed: int, n_trials: int, *, sampler: Any = None, refus
         assert fitter.settle(120.0)
     result.states = [trial.state for trial in storage.get_all_trials(study_id, deepcopy=False)]
     fitter.close()
-    storage.close()
     return result
 
 
-def _tell(storage: Any, study: optuna.Study, trial_id: int, number: int, params: dict[str, Any], result: Result) -> None:
+def _tell(
+    storage: Any, study: optuna.Study, trial_id: int, number: int, params: dict[str, Any], result: Result
+) -> None:
     need = need_of(params)
     fits = need <= BUDGET_BYTES
     facts = AttemptFacts(
@@ -123,11 +132,12 @@ def _tell(storage: Any, study: optuna.Study, trial_id: int, number: int, params:
         asked_bytes=None if fits else int(0.1 * GIB),
         verdict=None if fits else Verdict.CULPRIT,
     )
-    attrs = {ATTEMPT: facts.to_json()}
+    storage.set_trial_user_attr(trial_id, ATTEMPT, facts.to_json())
+    # As the desk tells them: what does not fit is pruned without a value, by the raw write.
+    storage.set_trial_system_attr(trial_id, OVER_GIB_ATTR, (need - BUDGET_BYTES) / GIB if fits else 1 / GIB)
     if not fits:
-        assert prune_infeasible(storage, trial_id, 1 / GIB, attrs)
+        assert storage.set_trial_state_values(trial_id, TrialState.PRUNED)
         return
-    record_facts(storage, trial_id, attrs, over_gib=(need - BUDGET_BYTES) / GIB)
     value = value_of(params)
     study.tell(number, value)
     result.best = min(result.best, value)

@@ -16,6 +16,7 @@ _COMMANDS = {
     "submit": "vrampool.cli.run:submit",
     "status": "vrampool.cli.look:status",
     "why": "vrampool.cli.look:why",
+    "explain": "vrampool.cli.explain:explain",
     "dashboard": "vrampool.cli.dashboard:dashboard",
     "top": "vrampool.cli.top:top",
     "logs": "vrampool.cli.logs:logs",

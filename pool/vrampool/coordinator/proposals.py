@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import datetime
 import logging
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from optuna.distributions import BaseDistribution
-from optuna.samplers import GPSampler, GridSampler, QMCSampler, TPESampler
+from optuna.samplers import GPSampler, GridSampler, QMCSampler, RandomSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
@@ -28,6 +29,8 @@ _log = logging.getLogger("vrampool.coordinator")
 
 #: So many proposals are refused for one trial; then it runs, and is measured.
 MOST_REFUSED = 5
+#: After so many in a row the next one is drawn at random: else a trial is run for nothing but the sampler's insistence.
+_INSISTS = 3
 #: So many refused proposals are shown to the sampler, the newest.
 _MOST_SHOWN = 64
 
@@ -89,11 +92,27 @@ class Proposals:
                 if self._shows and _finished(trials) >= self._startup:
                     twin = self._imagine(trial.number, trial.params, trial.distributions, refusal.over_gib)
                     self._view.imagined = [*self._view.imagined, twin]
-                self._view.sample_again(trial._trial_id)
-                trial = self._study.ask(fixed_distributions=space)
+                trial = self._ask_again(trial, space, len(refused))
         finally:
             self._view.imagined = []
         return Proposal(trial, refused)
+
+    def _ask_again(self, trial: Trial, space: dict[str, BaseDistribution], refused: int) -> Trial:
+        """Have the same trial sampled anew: by the sampler, and where that insists on its corner at random."""
+        self._view.sample_again(trial._trial_id)
+        if refused < _INSISTS or not self._shows:
+            return self._study.ask(fixed_distributions=space)
+        found = self._at_random(trial.number, refused).ask(fixed_distributions=space)
+        # What the sampler has noted of its own proposals is not true of this one. An empty note is no note.
+        for key in self._study._storage.get_trial(trial._trial_id).system_attrs:
+            if ":relative_params:" in key:
+                self._study._storage.set_trial_system_attr(trial._trial_id, key, "")
+        return found
+
+    def _at_random(self, number: int, refused: int) -> Study:
+        """Return the study with a sampler that draws at random; the same numbers again for the same proposal."""
+        seed = zlib.crc32(f"{self._study.study_name}:{number}:{refused}".encode())
+        return Study(self._study.study_name, self._view, sampler=RandomSampler(seed=seed))
 
     def _refusal(self, trial: Trial) -> Refusal | None:
         return self._sizing.refusal(trial.params) if self._may_refuse else None

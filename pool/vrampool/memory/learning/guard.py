@@ -14,7 +14,7 @@ from vrampool.memory.learning.model import Fit
 #: A prediction outside the range seen is raised by up to this: with less, a third of them were too low
 #: (`research/facts.md` section 5, trained up to batch 64 and asked for 128 to 256).
 _OUTSIDE_FACTOR = 1.5
-#: How much less a prediction is trusted outside the range seen, while nothing is known of a parameter's direction.
+#: How much less a prediction is trusted outside the range seen when it says that something does not fit.
 _DOUBT = 2.0
 #: Whole distance, as a logarithm, at which the factor is reached: twice as large as anything seen.
 _FULL_DISTANCE = math.log(2)
@@ -52,28 +52,31 @@ def guarded(
     return max(middle, cautious), spread, factor
 
 
-def floor_of(
+def floors_of(
     fit: Fit, params: Mapping[str, Any], where: Outside, directions: Mapping[str, int | None]
-) -> tuple[float, float] | None:
-    """Return prediction and standard deviation for the largest trial within the range seen that is no larger.
+) -> list[tuple[float, float]]:
+    """Return what says how much a trial needs at the least: predictions with their standard deviations.
 
-    What it needs a trial with these parameters needs too. Where it is not known yet whether memory grows that way the
-    model's own word is taken, and its doubt is doubled. None: nothing measured says what is needed.
+    The largest trial within the range seen that is no larger needs no more than this one. And there is the model's
+    own word for the parameters as they are: outside the range its doubt is doubled. Empty: nothing measured says
+    anything, for the trial is smaller than all seen, or has a value that none had.
     """
-    inputs = fit.encoder.encode(params)
     if any(directions.get(name) != 0 for name in where.unseen):
-        return None
-    doubt = 1.0
+        return []
+    inputs = fit.encoder.encode(params)
+    clipped, doubt, known = inputs.copy(), 1.0, True
     for index, beyond in where.beyond:
         direction = directions.get(fit.encoder.columns[index].name)
-        if direction is None:
-            doubt = _DOUBT
-        elif beyond * direction < 0:
-            return None
-        else:
-            inputs[index] -= beyond
-    middle, spread = fit.predict(inputs[None, :])
-    return float(middle[0]), float(spread[0]) * doubt
+        if direction == 0:
+            clipped[index] -= beyond
+            continue
+        if direction is not None and beyond * direction < 0:
+            return []
+        doubt, known = _DOUBT, known and direction is not None
+        clipped[index] -= beyond
+    rows = [(inputs, doubt), (clipped, 1.0)] if known and doubt > 1.0 else [(inputs if doubt > 1.0 else clipped, doubt)]
+    middle, spread = fit.predict(np.array([row for row, _ in rows]))
+    return [(float(m), float(s) * factor) for m, s, (_, factor) in zip(middle, spread, rows, strict=True)]
 
 
 def conformal(scores: Array, level: float) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 from vrampool.memory.learning import model
 from vrampool.memory.learning.effects import Effect, directions, effects
 from vrampool.memory.learning.features import Array, Kind
-from vrampool.memory.learning.guard import conformal, floor_of, guarded
+from vrampool.memory.learning.guard import conformal, floors_of, guarded
 from vrampool.memory.peaks import PastPeak
 from vrampool.units import MIB
 
@@ -25,10 +25,10 @@ _LEAST_MARGIN = 0.05
 _FEW_MARGIN = 4.0
 #: nor than so many bytes: allocators take memory in pieces, and libraries load kernels late.
 _LEAST_MARGIN_BYTES = 64 * MIB
-#: A trial is said to need no less than its prediction less so many standard deviations (5 of 6 do),
+#: A trial is said to need no less than its prediction less so many standard deviations,
 _SURE_SPREADS = 1.0
-#: and with fewer whole peaks than this nothing of the kind is said.
-_TRIALS_TO_BE_SURE = 3
+#: and half of that once so many whole peaks have shown what the model's doubts are worth.
+_TRIALS_TO_TRUST = 12
 #: So many ways in which the parameters that are not planned may turn out are looked at.
 _MOST_COMPLETIONS = 12
 #: Without a measured overhead it is taken for one of these parts of the smallest peak: the one that predicts best.
@@ -101,11 +101,9 @@ class Learned:
         upper_bytes = max(fixed_bytes + _bytes(upper), middle_bytes + _LEAST_MARGIN_BYTES)
         names = [self.fit.encoder.columns[index].name for index, _ in where.beyond] + list(where.unseen)
         outside = tuple(dict.fromkeys(name for name in names if self.directions.get(name) != 0))
-        least_bytes = 0
-        sure = floor_of(self.fit, params, where, self.directions) if self.trials >= _TRIALS_TO_BE_SURE else None
-        if sure is not None:
-            least, apart = sure
-            least_bytes = fixed_bytes + _bytes(least - _SURE_SPREADS * apart)
+        spreads = _SURE_SPREADS * (1.0 if self.trials < _TRIALS_TO_TRUST else 0.5)
+        floors = [floor - spreads * doubt for floor, doubt in floors_of(self.fit, params, where, self.directions)]
+        least_bytes = fixed_bytes + _bytes(max(floors)) if floors else 0
         return Prediction(middle_bytes, -(-upper_bytes // MIB) * MIB, least_bytes, outside)
 
     def _completions(self, params: Mapping[str, Any]) -> list[Mapping[str, Any]]:

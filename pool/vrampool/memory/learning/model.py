@@ -23,8 +23,8 @@ from vrampool.memory.learning.features import Array, Encoder
 from vrampool.memory.peaks import PastPeak
 from vrampool.units import MIB
 
-#: With fewer whole peaks nothing is learned: a line through two points says nothing of its own error.
-LEAST_TRIALS = 3
+#: With fewer whole peaks nothing is learned: nothing would be known of the error.
+LEAST_TRIALS = 2
 #: More trials than this are not fitted: the newest are, for the time of a fit grows with the cube.
 MOST_TRIALS = 240
 #: Added before the logarithm is taken: that a tiny model needs 3 MiB and not 6 is of no interest.
@@ -101,7 +101,7 @@ def fit(rows: Sequence[PastPeak], overhead_bytes: int, *, theta: Array | None = 
     with threadpool_limits(1), warnings.catch_warnings():
         # It says when a length scale reaches its bound, which is what "does not matter" looks like.
         warnings.simplefilter("ignore")
-        encoder = Encoder.of([row.params or {} for row in (*whole, *short)])
+        encoder = Encoder.of([row.params or {} for row in whole])
         targets = np.array([_target(row, overhead_bytes) for row in whole])
         first = _fitted(encoder, whole, targets, len(whole), theta)
         if not short:
@@ -113,6 +113,7 @@ def fit(rows: Sequence[PastPeak], overhead_bytes: int, *, theta: Array | None = 
         if not news:
             return first
         kept = [short[index] for index in news]
+        encoder = Encoder.of([row.params or {} for row in (*whole, *kept)])
         more = [
             max(bounds[i] + (_SQUEEZED if short[i].finished else _SHORT_OF), _beyond(bounds[i], middle[i], spread[i]))
             for i in news

@@ -1,0 +1,118 @@
+"""`vrampool explain`: what each trial was thought to need and what it held, and how good the pool's guess is now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vrampool.cli.manage import running_pool
+from vrampool.cli.options import pool_options, take_settings
+from vrampool.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from vrampool.memory.explaining import Explanation, TrialMemory
+
+
+@click.command()
+@click.argument("study_name")
+@click.option("--last", type=click.IntRange(min=1), default=30, show_default=True, help="Show so many trials at most.")
+@pool_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with every trial.")
+def explain(study_name: str, last: int, as_json: bool, **given: Any) -> int:
+    """Show the memory of STUDY_NAME's trials: predicted, leased, held; what drives it; how good the model is."""
+    from rich.console import Console
+
+    from vrampool.cli.output import to_json
+    from vrampool.measured import trial_memory
+    from vrampool.memory.explaining import explain as find
+
+    pool = running_pool(take_settings(given))
+    handle = pool.attach(study_name)
+    found = find([trial_memory(trial) for trial in handle.study.get_trials(deepcopy=False)])
+    if as_json:
+        print(to_json({"study": study_name, "vram": str(handle.spec.vram), **found.to_json()}))
+        return 0
+    console = Console()
+    console.print(trials_table(found.trials[-last:]))
+    if len(found.trials) > last:
+        console.print(
+            f"the last {last} of {len(found.trials)} trials; --last {len(found.trials)} shows all", style="dim"
+        )
+    print_model(found, console)
+    return 0
+
+
+def trials_table(trials: tuple[TrialMemory, ...]) -> Table:
+    """Return a table of what trials were thought to need, were granted, and held."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("trial", "ended", "predicted", "request", "lease", "peak", "of request", "parameters"):
+        left = name in ("ended", "parameters")
+        table.add_column(name, justify="left" if left else "right", no_wrap=name != "parameters")
+    for trial in trials:
+        ended = str(trial.end or trial.state.lower()).replace("_", " ")
+        colours = {"oom": "red", "infeasible": "yellow"}
+        part = trial.peak_bytes / trial.request_bytes if trial.peak_bytes and trial.request_bytes else None
+        table.add_row(
+            str(trial.number),
+            Text(ended, style=colours.get(str(trial.end), "")),
+            _size(trial.predicted_bytes),
+            _size(trial.request_bytes) if trial.request_bytes else "exclusive" if trial.lease_bytes else "-",
+            _size(trial.lease_bytes),
+            (">" if trial.at_least and trial.peak_bytes else "") + _size(trial.peak_bytes),
+            "-" if part is None else f"{part:.0%}",
+            ", ".join(f"{name}={_short(value)}" for name, value in trial.params.items()),
+        )
+    return table
+
+
+def print_model(found: Explanation, console: Console) -> None:
+    """Print what drives memory, and how good the model and the requests are."""
+    from rich.table import Table
+
+    if found.drivers:
+        table = Table(box=None, header_style="bold", pad_edge=False, title_justify="left")
+        for name in ("parameter", "memory", "factor", "share"):
+            table.add_column(name, justify="left" if name in ("parameter", "memory") else "right")
+        for driver in found.drivers:
+            table.add_row(driver.name, driver.direction, f"x{driver.factor:.2f}", f"{driver.share:.0%}")
+        console.print()
+        console.print(table)
+    console.print()
+    if found.model is None:
+        console.print(found.note, markup=False)
+    else:
+        model = found.model
+        console.print(
+            f"The model has learned from {model.trials} trials (and {model.bounds} lower bounds). Each predicted from "
+            f"all others, it is off by {model.median_error:.1%} (median), and would ask for too little for "
+            f"{model.under:.1%}. {format_bytes(model.overhead_bytes)} of each trial are overhead.",
+            markup=False,
+        )
+    record = found.record
+    if record.median_error is not None:
+        console.print(
+            f"{record.predicted} trials ran with a prediction, off by {record.median_error:.1%} (median).", markup=False
+        )
+    if record.over_reserved is not None:
+        console.print(f"Leased and not used, over their time: {record.over_reserved:.0%} of what trials held.")
+    counts = [(record.out_of_memory, "out of memory"), (record.infeasible, "fitted no device")]
+    words = [f"{count} {what}" for count, what in counts if count]
+    if record.refused:
+        words.append(f"{record.refused} proposals refused before they ran, for they fit no device")
+    if words:
+        console.print("; ".join(words) + ".", markup=False)
+
+
+def _size(number: int | None) -> str:
+    return format_bytes(number) if number else "-"
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
