@@ -100,11 +100,13 @@ def _about(job: WaitingJob, worker: WorkerRecord, label: str, other: WaitingJob 
     # What the device may give to others beside its earmark it says once it has heard of it.
     if other is not None and not _fits(job, worker.open_bytes if worker.earmark else 0, idle=False):
         return (2, 0), f"{label} is earmarked for {_name(other, job)}"
+    if job.vram_bytes is None and _gives_at_most(worker) <= job.beyond_bytes:
+        return (4, 1), f"{label} has only {format_bytes(_gives_at_most(worker))} beside what other programs hold"
     if _fits(job, worker.free_bytes, idle=not worker.running):
         return (1, 0), f"{label} has room for it"
     if job.vram_bytes is None:
         return (3, len(worker.running)), f"{label} {_room(worker) if not worker.running else _trials(worker)}"
-    if job.vram_bytes > (worker.budget_bytes if worker.most_bytes is None else worker.most_bytes):
+    if job.vram_bytes > _gives_at_most(worker):
         return (4, 1), f"{label} has only {format_bytes(worker.most_bytes)} beside what other programs hold"
     if not worker.free_bytes and worker.reason:
         return (3, 0), _said(worker, label)
@@ -122,7 +124,13 @@ def _why_never(job: WaitingJob, worker: WorkerRecord, label: str) -> str:
         return f"{label} lacks {' and '.join(lacks)}"
     if job.vram_bytes is not None and job.vram_bytes > worker.budget_bytes:
         return f"{label} may hold no more than {format_bytes(worker.budget_bytes)}"
+    if job.vram_bytes is None and worker.budget_bytes <= job.beyond_bytes:
+        return f"{label} may hold no more than {format_bytes(worker.budget_bytes)}, and it has failed with that much"
     return ""
+
+
+def _gives_at_most(worker: WorkerRecord) -> int:
+    return worker.budget_bytes if worker.most_bytes is None else worker.most_bytes
 
 
 def _fits(job: WaitingJob, free_bytes: int, *, idle: bool) -> bool:

@@ -52,3 +52,11 @@ def test_what_this_worker_could_not_run_anyway_is_not_told(queue, connection, po
 def test_a_trial_that_wants_a_device_for_itself_is_not_helped_by_a_little_room(queue, connection, pool):
     queue.enqueue([ticket(pool, 1, None)])
     assert ask(connection, pool, offer()).smallest_bytes is None
+
+
+def test_a_whole_device_must_have_more_than_what_the_trial_has_failed_with(queue, connection, pool):
+    queue.enqueue([ticket(pool, 1, None)], beyond_bytes=20 * GIB)
+    assert ask(connection, pool, offer(idle=True, free_bytes=20 * GIB, most_bytes=20 * GIB)).taken is None
+    assert [job.beyond_bytes for job in queue.waiting()] == [20 * GIB]
+    taken = ask(connection, pool, offer(idle=True, free_bytes=70 * GIB, most_bytes=70 * GIB)).taken
+    assert taken is not None and taken.vram_bytes is None

@@ -144,3 +144,13 @@ def test_who_stands_far_back_is_told_its_place():
     assert (
         "; it is number 70 in line, and devices look at the first 64" in why_each_waits(line, [worker(0, 3)])["sub1-69"]
     )
+
+
+def test_a_whole_device_with_no_more_than_what_it_failed_with_is_not_enough():
+    """The larger card is away: it waits, and says so."""
+    sentence = why(worker(0, 20.4), vram_bytes=None, beyond_bytes=int(20.4 * GIB))
+    assert "GPU 0 may hold no more than 20.4 GiB, and it has failed with that much" in sentence
+    assert sentence.endswith("no device of the pool can run it as it is")
+    full = worker(0, 20.4, most_bytes=15 * GIB)
+    assert "GPU 0 has only 15.0 GiB beside" in why(full, vram_bytes=None, beyond_bytes=18 * GIB)
+    assert "GPU 0 has room for it" in why(worker(0, 20.4), vram_bytes=None, beyond_bytes=18 * GIB)

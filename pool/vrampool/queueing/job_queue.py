@@ -36,6 +36,7 @@ class WaitingJob:
     avoid: tuple[str, ...] = ()  #: devices it avoids until `avoid_until`
     avoid_until: float = 0.0
     refused_by: tuple[str, ...] = ()  #: workers that gave it back for good
+    beyond_bytes: int = 0  #: exclusive: it goes only to a device that can give more than this
     study: str = ""  #: its study's name; not signed, for people only
     waits_s: float = 0.0  #: since `queued_at`, when this was read
     passed_over_s: float | None = None  #: since a device that could hold it had no room; None: none had to pass it over
@@ -226,7 +227,7 @@ class JobQueue:
 
 
 _WAITING_FIELDS = ["submission", "number", "vram_bytes", "queued_at_ms", "requires", "avoid", "avoid_ms", "refused_by"]
-_WAITING_FIELDS += ["description", "passed_ms"]
+_WAITING_FIELDS += ["description", "passed_ms", "beyond_bytes"]
 
 
 def _raise_first(answers: list[Any], count: int) -> list[Any]:
@@ -246,9 +247,9 @@ def _waiting_job(job_id: str, row: Sequence[bytes | None], now: float, earmarked
 
 
 def _read_waiting(job_id: str, row: Sequence[bytes | None], now: float, earmarked_by: str) -> WaitingJob:
-    submission, number, vram_bytes, queued_at_ms, requires, avoid, avoid_ms, refused_by, description, passed_ms = (
-        value.decode(errors="replace") if value is not None else "" for value in row
-    )
+    texts = [value.decode(errors="replace") if value is not None else "" for value in row]
+    submission, number, vram_bytes, queued_at_ms, requires, avoid, avoid_ms, refused_by, *rest = texts
+    description, passed_ms, beyond_bytes = rest
     queued_at = int(queued_at_ms or 0) / 1000
     return WaitingJob(
         job_id=job_id,
@@ -260,6 +261,7 @@ def _read_waiting(job_id: str, row: Sequence[bytes | None], now: float, earmarke
         avoid=_words(avoid),
         avoid_until=(int(queued_at_ms or 0) + int(avoid_ms or 0)) / 1000,
         refused_by=_words(refused_by),
+        beyond_bytes=int(beyond_bytes or 0),
         study=description.rpartition("/")[0],
         waits_s=max(0.0, now - queued_at),
         passed_over_s=max(0.0, now - int(passed_ms) / 1000) if passed_ms else None,
