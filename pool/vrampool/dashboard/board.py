@@ -21,6 +21,8 @@ from vrampool.queueing import WorkerRecord
 GONE_SHOWN_S = 600.0
 #: Releases change slowly, and there may be thousands.
 RELEASES_S = 10.0
+#: A device is sampled every few seconds at the least: where the newest sample of all is older, clocks differ.
+_SURELY_OLD_S = 8.0
 #: The ring reaches back half an hour; its first reading takes all of it.
 _ALL = 0.0
 
@@ -71,6 +73,7 @@ class Board:
         self._submissions: dict[str, str] = {}
         self._residues: dict[str, int] = {}
         self._releases_at = 0.0
+        self._ahead_s = 0.0  #: of our clock, before Redis's
         self._redis_fault: str | None = None
         self._storage_fault: str | None = None
 
@@ -78,9 +81,9 @@ class Board:
 
     def look_at_devices(self) -> dict[str, Any]:
         """Read devices, waiting trials and new samples; return the message for all who look."""
-        now = self._clock()
         workers, waiting = self._source.workers(), self._source.waiting()
         fresh = self._fresh_samples(workers)
+        now = self._now()
         if now - self._releases_at > RELEASES_S:
             releases = self._source.releases()
             with self._lock:
@@ -127,7 +130,14 @@ class Board:
             if found:
                 self._read_until[device_id] = found[-1]["at"]
             fresh[device_id] = found
+        ages_s = [self._clock() - found[-1]["at"] for found in fresh.values() if found]
+        if ages_s:
+            self._ahead_s = min(ages_s) if not -1.0 <= min(ages_s) <= _SURELY_OLD_S else 0.0
         return fresh
+
+    def _now(self) -> float:
+        """Return the time by Redis's clock, as far as it can be told: samples and queue carry that one's time."""
+        return self._clock() - self._ahead_s
 
     def _forget_gone(self, now: float) -> None:
         for key in [key for key, seen in self._seen.items() if now - seen.heard_at > GONE_SHOWN_S]:
@@ -139,8 +149,9 @@ class Board:
         readings = self._source.studies()
         views = {}
         for reading in readings:
-            tally = self._tallies.setdefault(reading.name, Tally())
-            tally.add(reading.trials)
+            with self._lock:  # others sum it up
+                tally = self._tallies.setdefault(reading.name, Tally())
+                tally.add(reading.trials)
             views[reading.name] = study_view(reading, tally)
         with self._lock:
             self._storage_fault = None
@@ -155,13 +166,13 @@ class Board:
         """Note that Redis does not answer; return the message."""
         with self._lock:
             self._redis_fault = text
-            return self._devices(self._clock())
+            return self._devices(self._now())
 
     def storage_away(self, text: str) -> dict[str, Any]:
         """Note that the storage does not answer; return the message."""
         with self._lock:
             self._storage_fault = text
-            return self._devices(self._clock())
+            return self._devices(self._now())
 
     # ---- telling -------------------------------------------------------------------------------------
 
@@ -169,7 +180,7 @@ class Board:
         """Return the message for somebody who has just come: everything but the curves."""
         with self._lock:
             return {
-                **self._devices(self._clock()),
+                **self._devices(self._now()),
                 "pool": self._source.pool,
                 "studies": list(self._studies.values()),
                 "order": list(self._studies),

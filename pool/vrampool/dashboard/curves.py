@@ -79,7 +79,7 @@ def message(rows: Iterable[Row]) -> dict[str, Any]:
 
 
 def _row_of(sample: Mapping[str, Any]) -> Row | None:
-    at_s = sample.get("at_s") or sample.get("at")
+    at_s = sample.get("at") or sample.get("at_s")  # Redis's clock, if it is there: hosts' clocks differ
     if not isinstance(at_s, (int, float)):
         return None
     trials: dict[Trial, list[float | None]] = {}

@@ -16,6 +16,8 @@ DEVICES_S = 1.0
 STUDIES_S = 2.0
 #: Nobody looks: nothing is read any more after so long.
 _REST_AFTER_S = 30.0
+#: A reading that takes long is followed by a pause so many times as long.
+_REST_PER_WORK = 4.0
 #: What Prometheus is told is at most so old.
 FRESH_S = 2.0
 
@@ -58,11 +60,13 @@ class _Round:
 
     def _run(self) -> None:
         while not self._stopped:
+            began_s = time.monotonic()
             self._work()
+            pause_s = max(self._interval_s, _REST_PER_WORK * (time.monotonic() - began_s))
             with self._done:
                 self._done_at_s = time.monotonic()
                 self._done.notify_all()
-            self._wake.wait(self._interval_s if self._busy() else None)
+            self._wake.wait(pause_s if self._busy() else None)
             self._wake.clear()  # here: what woke us while we worked must not be forgotten, the stop least of all
 
 

@@ -34,13 +34,15 @@ class Tally:
     def add(self, trials: Iterable[FrozenTrial]) -> None:
         """Count what has ended since."""
         for trial in trials:
+            if trial.number in self._counted:
+                continue
             mark = mark_of(trial)
             if mark is None:
                 continue
             if mark.retry_of is not None and trial.number not in self._retried:
                 self._retried.add(trial.number)
                 self.retries += 1
-            if trial.state.is_finished() and trial.number not in self._counted:
+            if trial.state.is_finished():
                 self._counted.add(trial.number)
                 self._end(trial)
 
