@@ -143,6 +143,7 @@ class ChildStart(_Message):
     has_bundle: bool = False  #: a raw frame with the bundle follows
     bundle_signature: str | None = None
     env: dict[str, str] = field(default_factory=dict)  #: the submission's env=, set before any user code is imported
+    device_env: dict[str, str] = field(default_factory=dict)  #: of the worker's, set after env=, before any use of CUDA
     device: str = "cpu"  #: "cpu" or "cuda"
     lease_bytes: int = 0
     cap_bytes: int | None = None  #: cuda: what torch's allocator may hold; cpu: RLIMIT_DATA; None: no cap
@@ -288,6 +289,8 @@ class AttemptFacts(_Message):
     forked: bool = False  #: its process was forked from a server that had imported everything
     run_s: float | None = None
     spare: bool = False  #: ran in a spare that was waiting
+    mps: bool | None = None  #: ran as a client of MPS; None: on a device without it
+    mps_reason: str = ""  #: why it ran outside MPS
     steps: int = 0
     hints: tuple[str, ...] = ()  #: advice the trial's process gave, a sentence each
 

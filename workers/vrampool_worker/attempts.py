@@ -105,6 +105,9 @@ class Attempt:
     root: int | None = None  #: number of its root trial; set when it is handed over
     hints: list[str] = field(default_factory=list)
     gaps: GapWatch | None = None  #: since its first sample
+    mps: bool = False  #: it was started as a client of MPS
+    mps_reason: str = ""  #: why not, on a card with MPS
+    mps_client: bool | None = None  #: as the daemon says; None: not asked yet
     dropped: str | None = None  #: not ours any more: nothing is told, for this reason
     final_state: str = ""
     conclusion: Conclusion | None = None

@@ -199,6 +199,8 @@ class LeaseMoves:
     def grow(self, attempt: Attempt, held_bytes: int, now_s: float) -> str:
         """Give a trial a larger lease for what it holds, as far as there is room; return the ledger's sentence."""
         loop = self._loop
+        if attempt.mps:
+            return "the driver holds a client of MPS to what it began with"
         decision = loop.ledger.grow(attempt.lease_id, int(held_bytes * _GROW_TO), now_s)
         if decision.lease_bytes > attempt.lease_at_end_bytes:
             _log.info("%s: %s", attempt.label, decision.reason)

@@ -120,7 +120,7 @@ class Chronicle:
             reason=reason,
             running=running,
             refused=dict(loop.refused),
-            versions=self._versions,
+            versions=self._versions if loop.mps is None else {**self._versions, "mps": loop.mps.words},
             most_bytes=loop.ledger.most_bytes(time.monotonic()),
             room_bytes=loop.ledger.offer(time.monotonic()).room_bytes,
             earmark=loop.ledger.earmark.job_id if loop.ledger.earmark else "",

@@ -42,6 +42,7 @@ from vrampool_worker.ledger import Concurrency, Ledger
 from vrampool_worker.ledger.concurrency import BUSY, BUSY_MPS
 from vrampool_worker.lineage import marked
 from vrampool_worker.listener import Listener
+from vrampool_worker.mps_watch import make_mps
 from vrampool_worker.queue_port import QueuePort
 from vrampool_worker.refusals import why_not
 from vrampool_worker.worker import WorkerLoop
@@ -174,6 +175,7 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
             forget_job=lambda job_id: self._beat.forget(job_id),
             spawn=start_child,
         )
+        loop.mps = make_mps(loop, settings, os.environ)
         connection = twin(self.connection)
         self._registry = Registry(connection, settings.pool)
         pulse = Pulse(self, connection, settings)

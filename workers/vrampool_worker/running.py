@@ -70,6 +70,7 @@ class Runner:
             has_bundle=opened.bundle is not None,
             bundle_signature=opened.bundle_signature,
             env=dict(opened.spec.env),
+            device_env={} if self._loop.mps is None else self._loop.mps.place(attempt),
             device=device.kind,
             lease_bytes=attempt.lease_bytes,
             cap_bytes=attempt.cap_bytes,
@@ -107,7 +108,7 @@ class Runner:
             return  # not started: it is ended as soon as it is, by the check in `_started`
         child = attempt.child
         now_s = time.monotonic()
-        if ask:
+        if ask or attempt.mps:  # a client of MPS that is killed in the middle of its work may harm the others
             child.ask_stop()
             self._loop.timers.at(now_s + self._loop.settings.stop_ask_s, child.kill)
         else:
@@ -120,7 +121,11 @@ class Runner:
         _log.warning("%s is dropped: %s", attempt.label, reason)
         attempt.dropped = reason
         if attempt.child is not None and attempt.stage is Stage.RUNNING:
-            attempt.child.kill()
+            if attempt.mps:
+                attempt.child.ask_stop()
+                self._loop.timers.at(time.monotonic() + self._loop.settings.stop_ask_s, attempt.child.kill)
+            else:
+                attempt.child.kill()
 
     def label_of(self, child: Child) -> str:
         """Return the trial that a child runs, in words."""
@@ -144,6 +149,8 @@ class Runner:
         elif kind is EventKind.SAMPLE:
             attempt.sample = MemorySample.from_json(data)
             self._loop.memory.on_sample(attempt)
+            if self._loop.mps is not None:
+                self._loop.mps.on_sample(attempt)
             self._note_gap(attempt)
         elif kind is EventKind.RECAPPED:
             self._loop.memory.moves.on_recapped(attempt, data, time.monotonic())
@@ -245,6 +252,12 @@ class Runner:
         attempt.last_words = child.log_tail()
         if attempt.signal == signal.SIGKILL and attempt.kills_before is not None:
             attempt.kernel_killed = count_kills().since(attempt.kills_before)
+        if loop.mps is None or not loop.mps.holds(attempt):
+            self.settle(attempt)
+
+    def settle(self, attempt: Attempt) -> None:
+        """Decide how an attempt ended, and tell it."""
+        loop = self._loop
         conclusion = conclude(attempt, self._place())
         if conclusion.facts.verdict == Verdict.SHRINK:
             loop.memory.moves.blamed(attempt)

@@ -81,6 +81,8 @@ def conclude(attempt: Attempt, place: Place) -> Conclusion:
         wait_s=attempt.wait_s,
         **tax_of(attempt),
         spare=attempt.spare,
+        mps=attempt.mps or (False if attempt.mps_reason else None),
+        mps_reason=attempt.mps_reason,
         steps=attempt.steps,
         hints=tuple(attempt.hints[:8]),
     )

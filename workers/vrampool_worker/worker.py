@@ -31,6 +31,7 @@ from vrampool_worker.devices.cgroups import host_bytes
 from vrampool_worker.lanes import Inbox, Lane, Timers
 from vrampool_worker.ledger import Ledger
 from vrampool_worker.memory_watch import MemoryWatch
+from vrampool_worker.mps_watch import MpsWatch
 from vrampool_worker.queue_port import QueuePort
 from vrampool_worker.records import Chronicle
 from vrampool_worker.release_watch import ReleaseWatch
@@ -115,6 +116,7 @@ class WorkerLoop:
             # On a CPU the readings hold a trial to its lease; between two of them it may grow beyond.
             busy_interval_s=min(settings.sample_s, 0.1) if device.kind == "cpu" else None,
         )
+        self.mps: MpsWatch | None = None  #: on a card whose trials run side by side through MPS
         self.connected = False  #: the storage was opened
         self._taking = False
         self._wakes = 1
@@ -130,6 +132,8 @@ class WorkerLoop:
         """Run until stopped and everything is settled."""
         self.storage_lane.submit(self.desk.connect, self._on_connected)
         self.sampler.start()
+        if self.mps is not None:
+            self.mps.start()
         self.every(LOOK_S, self.wake)
         self.every(LOOK_S, self.releases.look)
         self.every(LOOK_S, self.chronicle.calibration.look)
@@ -151,6 +155,8 @@ class WorkerLoop:
 
     def _close(self) -> None:
         self.sampler.stop()
+        if self.mps is not None:
+            self.mps.close()
         self.desk.closing.set()
         self.storage_lane.stop(5.0)
         self.queue_lane.stop(5.0)

@@ -82,6 +82,7 @@ class TrialRun:
     def _begin(self, start: ChildStart) -> None:
         """Set everything that must hold before user code runs; then say so."""
         os.environ.update({key: value for key, value in start.env.items() if key not in _FIXED_VARIABLES})
+        os.environ.update(start.device_env)
         sys.argv = [start.objective.target]  # an objective that parses arguments must not find ours
         send = self._channel.send
         child_memory.volunteer_for_oom()
