@@ -65,7 +65,7 @@ def test_a_flood_of_calls_is_slowed_and_a_neighbour_is_not(driver: ChildDriver) 
     """A child that sends frames without waiting gets two thousand a second; an honest one still gets its answers."""
     flooder = driver.start(
         driver.spawn(),
-        "def objective(trial):\n    channel = trial._call.__self__\n    while True:\n"
+        "def objective(trial):\n    channel = trial._call.__self__._channel\n    while True:\n"
         "        channel.send('step', steps=1)\n",
     )
     driver.until(lambda: flooder.first(EventKind.STEP))
@@ -88,7 +88,7 @@ def test_a_flood_of_calls_is_slowed_and_a_neighbour_is_not(driver: ChildDriver) 
 
 def test_a_frame_over_the_limit_ends_its_child_and_nothing_else(driver: ChildDriver) -> None:
     story = driver.run(
-        "import os, struct\ndef objective(trial):\n    fd = trial._call.__self__._fd\n"
+        "import os, struct\ndef objective(trial):\n    fd = trial._call.__self__._channel._fd\n"
         "    os.write(fd, struct.pack('>cI', b'J', 2**31))\n    os.write(fd, b'x' * 10_000_000)\n    return 1.0\n"
     )
     assert "over the limit" in str((story.first(EventKind.MISBEHAVED) or {})["text"])
@@ -104,7 +104,7 @@ def test_an_attribute_over_the_limit_is_refused_at_the_call(driver: ChildDriver)
 
 def test_a_frame_that_is_none_of_ours_ends_its_child(driver: ChildDriver) -> None:
     story = driver.run(
-        "import time\ndef objective(trial):\n    trial._call.__self__.send('recapped', nonsense=1)\n"
+        "import time\ndef objective(trial):\n    trial._call.__self__._channel.send('recapped', nonsense=1)\n"
         "    time.sleep(60)\n"
     )
     assert story.first(EventKind.MISBEHAVED) is not None

@@ -101,7 +101,8 @@ class MemoryWorker(SteppedWorker):
         attempt = item.attempt
         attempt.started_at_s, attempt.ended_at_s = 0.0, 1.0
         place = Place(
-            self.name, "here", self.name, DEVICE_NAME, "cuda", BUDGET_BYTES, BUDGET_BYTES, OVERHEAD_BYTES, BUDGET_BYTES
+            *(self.name, "here", self.name, DEVICE_NAME, "cuda", BUDGET_BYTES, BUDGET_BYTES, BUDGET_BYTES),
+            *(OVERHEAD_BYTES, BUDGET_BYTES),
         )
         conclusion = conclude(attempt, place)
         assert attempt.spec is not None
