@@ -1,0 +1,138 @@
+"""Who runs under MPS, and whose fault a fault was."""
+
+from __future__ import annotations
+
+import pytest
+
+from vrampool.units import GIB
+from vrampool_worker.mps_rules import Ended, Judgement, MpsRules, Sort, sort_of
+
+
+def rules(mode: str = "on", share: float = 0.8) -> MpsRules:
+    return MpsRules(mode, int(80 * GIB * share), 80 * GIB)
+
+
+def cleared(*objectives: str, mode: str = "on") -> MpsRules:
+    made = rules(mode)
+    for objective in objectives:
+        made.canary_ended(objective, well=True, cap_read_back=True)
+        assert made.why_outside(objective, alone=False) == ""
+    return made
+
+
+def ended(name: str, sort: Sort = Sort.OWN, *, objective: str = "a", at_s: float = 0.0) -> Ended:
+    return Ended(name, objective, sort, at_s)
+
+
+@pytest.mark.parametrize(
+    ("text", "sort"),
+    [
+        ("CUDA error: an illegal memory access was encountered", Sort.OWN),
+        ("CUDA error: unspecified launch failure", Sort.OWN),
+        ("CUDA error: misaligned address", Sort.OWN),
+        ("CUDA error: the remote procedural call between the MPS server and the MPS client failed", Sort.SHARED),
+        ("CUDA error: MPS client failed to connect to the MPS control daemon or the MPS server", Sort.SHARED),
+        ("cudaErrorMpsRpcFailure", Sort.SHARED),
+        ("CUDA error: device-side assert triggered", Sort.NONE),  # measured: the neighbour goes on
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", Sort.NONE),
+        ("ValueError: lr must be positive", Sort.NONE),
+        ("", Sort.NONE),
+    ],
+)
+def test_errors_are_told_apart_by_their_text(text, sort):
+    assert sort_of(text, None) is sort
+
+
+def test_a_crash_without_words_may_be_a_fault():
+    assert sort_of("", 6) is Sort.OWN and sort_of("", 11) is Sort.OWN
+    assert sort_of("", 9) is Sort.NONE, "SIGKILL is somebody's order"
+
+
+def test_the_first_trial_of_an_objective_runs_outside():
+    made = rules()
+    assert made.why_outside("a", alone=False) == "its objective has not run well outside MPS yet"
+    made.canary_ended("a", well=False, cap_read_back=True)
+    assert made.why_outside("a", alone=False)
+    made.canary_ended("a", well=True, cap_read_back=False)
+    assert made.why_outside("a", alone=False) == ""
+    assert made.why_outside("b", alone=False), "each objective has its own"
+
+
+def test_a_trial_that_has_the_card_to_itself_gains_nothing():
+    assert cleared("a").why_outside("a", alone=True) == "it has the card to itself"
+
+
+def test_auto_wants_the_cap_read_back_and_room_on_the_card():
+    made = rules("auto")
+    made.canary_ended("a", well=True, cap_read_back=False)
+    assert made.why_outside("a", alone=False)
+    made.canary_ended("a", well=True, cap_read_back=True)
+    assert made.why_outside("a", alone=False) == ""
+    assert rules("auto", 0.85).why_outside("a", alone=False) == (
+        "the budget is 85 % of the card; with --mps auto it may be at most 80 %"
+    )
+    assert rules("on", 0.85).refusal == ""
+
+
+def test_a_fault_that_harms_nobody_is_the_trials_own():
+    judgement = cleared("a", "b").judge([ended("a/1")], {"b/2": "b"})
+    assert (judgement.victims, judgement.culprit, judgement.shared) == ((), "a/1", False)
+
+
+def test_one_that_was_told_of_it_late_is_a_victim_of_the_earlier_fault():
+    """It was loading data when the others failed."""
+    made = cleared("a", "b")
+    made.judge([ended("a/1", at_s=0.0)], {"b/2": "b"})
+    judgement = made.judge([ended("b/2", objective="b", at_s=20.0)], {})
+    assert (judgement.victims, judgement.culprit, judgement.leaves) == (("b/2",), "a/1", ("a",))
+    assert made.why_outside("b", alone=False) == "" and "left MPS" in made.why_outside("a", alone=False)
+
+
+def test_a_fault_of_its_own_much_later_is_its_own():
+    made = cleared("a", "b")
+    made.judge([ended("a/1", at_s=0.0)], {"b/2": "b"})
+    assert made.judge([ended("b/2", objective="b", at_s=500.0)], {}).culprit == "b/2"
+
+
+def test_the_one_with_an_error_of_its_own_is_the_culprit():
+    made = cleared("a", "b", "c")
+    judgement = made.judge([ended("a/1"), ended("b/2", Sort.SHARED, objective="b")], {"c/3": "c"})
+    assert judgement == Judgement(
+        ("b/2", "c/3"), "a/1", ("a",), (), "a fault of a/1 took down all clients of MPS on this card"
+    )
+    assert made.why_outside("a", alone=False).startswith("its objective left MPS: a fault of a/1")
+    assert made.why_outside("b", alone=False) == ""
+
+
+def test_where_all_are_told_the_same_each_is_a_suspect_and_all_are_tried_again():
+    made = cleared("a", "b", "c")
+    judgement = made.judge([ended("a/1"), ended("b/2", objective="b")], {"c/3": "c"})
+    assert judgement.victims == ("a/1", "b/2", "c/3") and judgement.culprit is None
+    assert judgement.suspects == ("a", "b") and judgement.leaves == ()
+    for objective in ("a", "b"):
+        assert made.why_outside(objective, alone=False) == "its objective has not run well outside MPS yet"
+    assert made.why_outside("c", alone=False) == ""
+
+
+def test_the_innocent_come_back_and_who_is_twice_under_suspicion_stays_out():
+    made = cleared("a", "b", "c")
+    made.judge([ended("a/1"), ended("b/2", objective="b")], {})
+    for objective in ("a", "b"):  # this time its retry did no harm
+        made.canary_ended(objective, well=True, cap_read_back=True)
+    judgement = made.judge([ended("a/5"), ended("c/6", objective="c")], {})
+    assert judgement.leaves == ("a",) and judgement.suspects == ("c",)
+
+
+def test_one_objective_alone_is_to_blame_whichever_trial_it_was():
+    made = cleared("a")
+    judgement = made.judge([ended("a/1"), ended("a/2"), ended("a/3")], {})
+    assert judgement.victims == ("a/1", "a/2", "a/3") and judgement.leaves == ("a",)
+    made.canary_ended("a", well=True, cap_read_back=True)
+    assert "left MPS" in made.why_outside("a", alone=False), "for good"
+
+
+def test_when_the_daemon_ended_nobody_is_to_blame():
+    made = cleared("a", "b")
+    judgement = made.judge([ended("a/1", Sort.SHARED), ended("b/2", Sort.SHARED, objective="b")], {})
+    assert judgement.victims == ("a/1", "b/2") and judgement.culprit is None
+    assert made.why_outside("a", alone=False) == ""
