@@ -12,6 +12,7 @@ from support.waiting import until
 from vrampool.messages import MemorySample, ObjectiveRef
 from vrampool_worker.devices.mps import MpsError
 from vrampool_worker.lanes import Inbox, Timers
+from vrampool_worker.ledger.concurrency import BUSY, BUSY_MPS, Concurrency
 from vrampool_worker.mps_rules import MpsRules
 from vrampool_worker.mps_watch import MpsWatch
 
@@ -57,7 +58,8 @@ class Bench:
         loop: Any = SimpleNamespace(inbox=self.inbox, timers=self.timers, runner=None)
         rules = MpsRules("on", 1, 2)
         rules.canary_ended("hash:f.py:one", well=True, cap_read_back=True)
-        self.watch = MpsWatch(loop, daemon, rules)  # type: ignore[arg-type]
+        self.concurrency = Concurrency(16)
+        self.watch = MpsWatch(loop, daemon, rules, self.concurrency)  # type: ignore[arg-type]
         self.watch.start()
 
     def await_(self, condition: Any) -> None:
@@ -101,6 +103,7 @@ def test_a_trial_is_asked_for_once_it_uses_the_card(daemon):
     bench.watch.on_sample(trial)
     bench.await_(lambda: trial.mps_client is not None)
     assert trial.mps_client is True and bench.watch.words == "on"
+    assert bench.concurrency.busy_bound == BUSY_MPS
     bench.watch.close()
     assert daemon.closed
 
@@ -116,6 +119,7 @@ def test_when_one_is_no_client_nothing_more_is_given_to_mps(daemon):
     bench.await_(lambda: trial.mps_client is not None)
     assert trial.mps_client is False
     assert bench.watch.words == "off: digits/7 was given to MPS and runs without it (its clients are [8])"
+    assert bench.concurrency.busy_bound == BUSY
     following = bench.trial(9)
     assert bench.watch.place(following) == {} and "runs without it" in following.mps_reason
 

@@ -12,6 +12,7 @@ from vrampool.settings import Settings
 from vrampool_worker.attempts import Attempt, Ending, Stage
 from vrampool_worker.devices.mps import PROGRAM, MpsDaemon, MpsError, find_program
 from vrampool_worker.lanes import Lane
+from vrampool_worker.ledger.concurrency import BUSY, BUSY_MPS, Concurrency
 from vrampool_worker.mps_rules import WINDOW_S, Ended, MpsRules, Sort, sort_of
 
 if TYPE_CHECKING:
@@ -28,12 +29,16 @@ class MpsWatch:
         loop: The worker's loop.
         daemon: The card's daemon, not started yet.
         rules: Who runs under it.
+        concurrency: What the card gains from; a card under MPS is busy later.
     """
 
-    def __init__(self, loop: WorkerLoop, daemon: MpsDaemon, rules: MpsRules) -> None:
+    def __init__(
+        self, loop: WorkerLoop, daemon: MpsDaemon, rules: MpsRules, concurrency: Concurrency | None = None
+    ) -> None:
         self._loop = loop
         self._daemon = daemon
         self._rules = rules
+        self._concurrency = concurrency
         self._lane = Lane("vrampool-mps", loop.inbox)
         self._clients: dict[str, Attempt] = {}  #: by lease id, as long as they run
         self._held: list[tuple[Attempt, Ended]] = []  #: ended with a fault; how, is judged at the end of the window
@@ -60,6 +65,8 @@ class MpsWatch:
             self._give_up(str(error))
             return
         self._ready, self.words = True, "on"
+        if self._concurrency is not None:
+            self._concurrency.busy_bound = BUSY_MPS
         _log.info("MPS is on, below process %s", self._daemon.guard_pid)
         self._look()
 
@@ -77,6 +84,8 @@ class MpsWatch:
         """Start no more clients. Those that run meet the end of MPS by themselves, and are judged then."""
         _log.warning("MPS is off: %s", why)
         self._ready, self._rules.refusal, self.words = False, why, f"off: {why}"
+        if self._concurrency is not None:
+            self._concurrency.busy_bound = BUSY
 
     def close(self) -> None:
         """End the daemon; the trials are gone."""
@@ -162,13 +171,28 @@ def _objective(attempt: Attempt) -> str:
     return f"{reference.bundle_sha256 or reference.source_sha256 or ''}:{reference.target}"
 
 
-def make_mps(loop: WorkerLoop, settings: Settings, env: Mapping[str, str]) -> MpsWatch | None:
-    """Return MPS for a loop whose settings ask for it; None where it is off, or cannot be."""
+def make_mps(
+    loop: WorkerLoop, settings: Settings, env: Mapping[str, str], concurrency: Concurrency | None
+) -> MpsWatch | None:
+    """Return MPS for a loop whose settings ask for it; None where it is off, or cannot be.
+
+    Args:
+        loop: The worker's loop.
+        settings: `mps` and `share` count.
+        env: Environment of the daemon: that of the children, without the pool's secrets.
+        concurrency: What the card gains from.
+    """
     if settings.mps == "off":
         return None
     program = find_program(env)
-    if loop.device.kind != "cuda" or program is None:
-        lacks = "the device is no GPU" if loop.device.kind != "cuda" else f"{PROGRAM} is not installed"
+    lacks = ""
+    if loop.device.kind != "cuda":
+        lacks = "the device is no GPU"
+    elif settings.share:
+        lacks = "the card is shared with other workers, and a card has one daemon"
+    elif program is None:
+        lacks = f"{PROGRAM} is not installed"
+    if lacks or program is None:
         _log.warning("MPS is off: %s", lacks)
         return None
     try:
@@ -176,4 +200,5 @@ def make_mps(loop: WorkerLoop, settings: Settings, env: Mapping[str, str]) -> Mp
     except (MpsError, OSError) as error:
         _log.warning("MPS is off: %s", error)
         return None
-    return MpsWatch(loop, daemon, MpsRules(settings.mps, loop.ledger.budget_bytes, loop.device.total_bytes))
+    rules = MpsRules(settings.mps, loop.ledger.budget_bytes, loop.device.total_bytes)
+    return MpsWatch(loop, daemon, rules, concurrency)

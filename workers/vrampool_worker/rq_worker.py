@@ -39,7 +39,6 @@ from vrampool_worker.devices import Device, device_lock, find_devices
 from vrampool_worker.environment import child_environment
 from vrampool_worker.lanes import Inbox
 from vrampool_worker.ledger import Concurrency, Ledger
-from vrampool_worker.ledger.concurrency import BUSY, BUSY_MPS
 from vrampool_worker.lineage import marked
 from vrampool_worker.listener import Listener
 from vrampool_worker.mps_watch import make_mps
@@ -136,12 +135,13 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
         slots = settings.max_trials or device.default_slots
         # On the CPU there are as many trials as cores; on a card nobody can know beforehand.
         finds = device.kind == "cuda" and settings.concurrency == "auto"
+        concurrency = Concurrency(slots) if finds else None
         ledger = Ledger(
             device.id,
             device.total_bytes,
             parse_budget(settings.budget, device.total_bytes),
             slots,
-            concurrency=Concurrency(slots, busy=BUSY if settings.mps == "off" else BUSY_MPS) if finds else None,
+            concurrency=concurrency,
             label=device.label,
             kind=device.kind,
             shared=settings.share,
@@ -175,7 +175,7 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
             forget_job=lambda job_id: self._beat.forget(job_id),
             spawn=start_child,
         )
-        loop.mps = make_mps(loop, settings, os.environ)
+        loop.mps = make_mps(loop, settings, environment, concurrency)
         connection = twin(self.connection)
         self._registry = Registry(connection, settings.pool)
         pulse = Pulse(self, connection, settings)

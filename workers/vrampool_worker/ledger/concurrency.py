@@ -50,13 +50,13 @@ class Concurrency:
     Args:
         most: Trials at once in any case.
         start: Trials at once before anything is measured.
-        busy: Above this mean share of busy multiprocessors nothing is started.
+        busy: Above this mean share of busy multiprocessors nothing is started; `busy_bound` changes it.
     """
 
     def __init__(self, most: int, *, start: int = START, busy: float = BUSY) -> None:
         self._most = most
         self._start = min(start, most)
-        self._busy_bound = busy
+        self.busy_bound = busy
         self.limit = self._start  #: trials at once, as found so far
         self._meter = Meter()
         self._readings: deque[float] = deque(maxlen=READINGS)
@@ -115,7 +115,7 @@ class Concurrency:
             return
         self._readings.append(utilisation)
         if len(self._readings) == READINGS:
-            self._busy = self._mean() >= self._busy_bound - (_BUSY_SLACK if self._busy else 0.0)
+            self._busy = self._mean() >= self.busy_bound - (_BUSY_SLACK if self._busy else 0.0)
 
     def _mean(self) -> float:
         return sum(self._readings) / len(self._readings)
