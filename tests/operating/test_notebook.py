@@ -16,7 +16,7 @@ from support.pools import FAST, LivePool
 from support.waiting import until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 
 
 def html_of(outputs):
@@ -34,6 +34,7 @@ def own_pool(monkeypatch, tmp_path, capsys):
     assert call(capsys, "down", "--state-dir", tmp_path / "state").code == 0
 
 
+@pytest.mark.timeout(300)
 def test_the_example_runs_and_its_cards_show_the_end(own_pool, tmp_path):
     notebook = nbformat.read(EXAMPLE, as_version=4)
     for cell in notebook.cells:
@@ -158,3 +159,15 @@ def test_in_a_script_nothing_is_displayed(pool: LivePool, capsys):
     handle._ipython_display_()
     assert f"{handle.study_name}: done, 1/1 finished (1 complete), 0 running" in capsys.readouterr().out
     assert "1 of 1 finished" in handle._repr_html_()
+
+
+def test_a_handle_knows_what_came_back_and_its_pictures_show_it(pool: LivePool):
+    from vrampool.visualization import plot_vram_timeline
+    from vrampool.visualization.attempts import read_attempts
+
+    handle = pool.run(lambda trial: 1.0)
+    pool.idle()
+    (attempt,) = read_attempts(handle).attempts
+    assert attempt.residue_bytes is not None and attempt.back_s is not None
+    assert attempt.facts is not None and attempt.facts.budget_bytes == pool.device().budget_bytes
+    assert "ran" in plot_vram_timeline(handle).data[0].text

@@ -108,6 +108,7 @@ def test_no_line_is_longer_than_the_terminal_and_no_picture_higher():
 def test_without_block_characters_it_is_drawn_in_ascii():
     shown = "\n".join(lines(snapshot([device(running=[running(1)])]), ascii_only=True))
     shown.encode("ascii")
+    "\n".join(lines(snapshot([device(reason="because " * 30)]), 40, ascii_only=True)).encode("ascii")
     assert "##########====" in shown
 
 

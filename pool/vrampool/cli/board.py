@@ -84,8 +84,7 @@ def draw(snapshot: Snapshot, width: int, height: int | None, *, ascii_only: bool
     if studies:
         parts += [Text(""), Text("studies", style="bold"), *studies]
     for part in parts:
-        part.no_wrap, part.overflow = True, "ellipsis"
-        part.truncate(width, overflow="crop" if ascii_only else "ellipsis")
+        part.no_wrap, part.overflow = True, "crop" if ascii_only else "ellipsis"
     return Group(*parts[:height])
 
 
