@@ -146,6 +146,7 @@ for _name, _value in {
     "OutOfMemoryError": OutOfMemoryError,
     "_lazy_call": lambda call: call() if _State.initialized else _State.queued.append(call),
     "init": _init,
+    "_lazy_init": _init,
     "is_available": lambda: True,
     "is_initialized": lambda: _State.initialized,
     "device_count": lambda: 1,
