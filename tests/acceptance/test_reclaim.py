@@ -76,7 +76,13 @@ def test_a_daemon_that_outlived_worker_and_keeper_is_found_named_and_ended(make_
     until(lambda: is_gone(other), what="the end of the other daemon with its trial")
 
 
-def test_directories_of_trials_whose_worker_is_gone_are_removed(tmp_path, capsys):
+@pytest.fixture
+def no_mps(monkeypatch):
+    """Folders of MPS daemons lie in /tmp, for all users of this machine."""
+    monkeypatch.setattr("vrampool_worker.reclaim.stale_mps_folders", lambda: iter(()))
+
+
+def test_directories_of_trials_whose_worker_is_gone_are_removed(no_mps, tmp_path, capsys):
     """And none that a living process may use, nor one that is not ours."""
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait()
@@ -92,7 +98,7 @@ def test_directories_of_trials_whose_worker_is_gone_are_removed(tmp_path, capsys
     assert sorted(path.name for path in folder.iterdir()) == sorted([f"{os.getpid()}-1", "notes"])
 
 
-def test_where_nothing_is_left_it_says_so(tmp_path, capsys, monkeypatch):
+def test_where_nothing_is_left_it_says_so(no_mps, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("vrampool_worker.reclaim._orphans", lambda proc: iter(()))
     done = call(capsys, "reclaim", "--state-dir", tmp_path)
     assert done.code == 0 and done.out.strip() == "nothing is left behind"

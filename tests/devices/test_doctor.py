@@ -45,6 +45,7 @@ def test_a_card_in_disorder_fails(fake_nvml, device, code, word):
 
 def test_leftovers_of_trials_are_pointed_out(tmp_path, monkeypatch):
     monkeypatch.setattr("vrampool_worker.reclaim._orphans", lambda proc: iter(()))
+    monkeypatch.setattr("vrampool_worker.reclaim.stale_mps_folders", lambda: iter(()))
     settings = Settings(state_dir=tmp_path)
     assert doctor._leftovers(settings) is None
     with subprocess.Popen([sys.executable, "-c", ""], env=dict(os.environ)) as gone:

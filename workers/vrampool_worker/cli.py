@@ -92,7 +92,7 @@ def reclaim(config: Path | None, yes: bool, as_json: bool, **given: Any) -> int:
         for orphan in found.processes:
             print(orphan)
         for folder in found.folders:
-            print(f"{folder}: files of a trial whose worker is gone")
+            print(f"{folder}: files of a worker that is gone")
         if not found:
             print("nothing is left behind")
         elif still is None:

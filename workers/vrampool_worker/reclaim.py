@@ -22,6 +22,7 @@ from vrampool_worker import process_tree
 from vrampool_worker.children.launch import stale_scratch
 from vrampool_worker.devices import find_devices
 from vrampool_worker.lineage import PROC, mark_of
+from vrampool_worker.mps_leftovers import stale_mps_folders
 from vrampool_worker.release_watch import holder, words_of_age
 
 #: What is killed should be gone long before; what is not hangs in the kernel.
@@ -50,7 +51,7 @@ class Leftovers:
     """All that was found."""
 
     processes: tuple[Orphan, ...]
-    folders: tuple[Path, ...]  #: scratch directories of trials
+    folders: tuple[Path, ...]  #: scratch directories of trials, pipes of MPS daemons
 
     def __bool__(self) -> bool:
         return bool(self.processes or self.folders)
@@ -74,7 +75,7 @@ def find(settings: Settings, *, proc: Path = PROC, look_at_devices: bool = True)
     if orphans and look_at_devices:
         held = _held(settings)
         orphans = tuple(Orphan(**{**item.__dict__, "held": tuple(held.get(item.pid, {}).items())}) for item in orphans)
-    return Leftovers(orphans, tuple(stale_scratch(settings.state_dir)))
+    return Leftovers(orphans, (*stale_scratch(settings.state_dir), *stale_mps_folders()))
 
 
 def end(found: Leftovers, *, proc: Path = PROC) -> Leftovers:
