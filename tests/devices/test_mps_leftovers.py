@@ -16,7 +16,6 @@ import pytest
 from vrampool_worker import mps_leftovers
 from vrampool_worker.mps_leftovers import AGE_S, stale_mps_folders
 
-
 LOCK = """
 import fcntl, sys
 file = open(sys.argv[1], "r+b")
