@@ -352,3 +352,13 @@ def map_shared(trial):
         held[start] = 1
     time.sleep(1)
     return 1.0
+
+
+def hold_what_it_draws(trial):
+    """Hold so many MiB as its parameter says, touched, and long enough for a look at it."""
+    blocks = trial.suggest_int("blocks", 10, 120)
+    rate = trial.suggest_float("rate", 0.01, 1.0, log=True)
+    held = bytearray(os.urandom(4096)) * (blocks * 256)
+    trial.report(rate, 0)
+    time.sleep(0.3)
+    return rate + len(held) * 0.0

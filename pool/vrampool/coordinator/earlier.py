@@ -37,6 +37,7 @@ class Learning:
         learns = available() and read_vram(spec.vram).is_learned
         if not learns:
             return Sizing(spec)
+        self._fitter.prepare()
         return Sizing(spec, self._fitter, self._earlier.peaks(spec), self._earlier.of_other_code(spec))
 
     def close(self) -> None:

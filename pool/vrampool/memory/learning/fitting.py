@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import logging
 import threading
@@ -37,6 +38,17 @@ class Fitter:
         self._closed = False
         self._thread: threading.Thread | None = None
 
+    def prepare(self) -> None:
+        """Have scikit-learn imported in the background: it takes a second, and the first trials take more."""
+        with self._changed:
+            if not self._closed and available():
+                self._start()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="vrampool-fit", daemon=True)
+            self._thread.start()
+
     def want(self, key: str, peaks: Sequence[PastPeak]) -> None:
         """Ask for a fit. One that was asked for before under the same key, and has not begun, is forgotten."""
         with self._changed:
@@ -44,9 +56,7 @@ class Fitter:
                 return
             self._wanted.pop(key, None)  # so that whoever has waited longest is next
             self._wanted[key] = tuple(peaks)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="vrampool-fit", daemon=True)
-                self._thread.start()
+            self._start()
             self._changed.notify_all()
 
     def latest(self, key: str) -> Learned | None:
@@ -75,6 +85,10 @@ class Fitter:
             self._changed.notify_all()
 
     def _run(self) -> None:
+        try:
+            importlib.import_module("vrampool.memory.learning.learned")
+        except Exception:  # told again with the first fit
+            _log.debug("scikit-learn cannot be imported", exc_info=True)
         while True:
             with self._changed:
                 self._fitting = None
