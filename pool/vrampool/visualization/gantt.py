@@ -18,6 +18,8 @@ from vrampool.visualization.palette import BUDGET, FAILED, INK, MUTED, PAPER, tr
 ROW_IN = 2.9
 #: A budget is drawn where it is no more than this many times what was used; else it is said in words.
 _WITHIN = 2.5
+#: With more boxes than this on a device they are too small for their numbers, which would only make the page large.
+_MOST_NUMBERS = 300
 
 
 def draw_gantt(figure: Figure, study: StudyAttempts) -> list[Axes]:
@@ -127,7 +129,9 @@ def _draw_box(axes: Axes, study: str, box: Box, index: int, seconds: float) -> N
 
 
 def _number_boxes(axes: Axes, device: DeviceGantt, seconds: float) -> None:
-    """Write the trial's number where its box has room for it."""
+    """Write the trial's number where its box has room for it; not in a crowd, where pointing at a box tells it."""
+    if len(device.boxes) > _MOST_NUMBERS:
+        return
     room = axes.get_window_extent()
     s_per_px, bytes_per_px = seconds / room.width, axes.get_ylim()[1] / room.height
     px = axes.figure.dpi / 72
