@@ -15,7 +15,7 @@ from vrampool.units import MIB, format_bytes
 GAP_SHARE = 0.5
 #: and at least so much: less is not worth a word,
 GAP_LEAST_BYTES = 512 * MIB
-#: for so long, and seen so often. Within a training step allocated memory rises and falls: samples meet each part of it.
+#: for so long, and seen so often. Within a step allocated memory rises and falls: samples meet each part of it.
 GAP_S = 30.0
 GAP_SAMPLES = 20
 #: If tensors never needed more than this share of what is reserved, the rest was never of use: it is fragmented.
