@@ -45,6 +45,10 @@ test-slow: $(VENV)/.dev-installed  ## run the slow tests that need no GPU: fault
 test-gpu: $(VENV)/.dev-installed  ## run the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu $(ARGS)
 
+.PHONY: rq-suite
+rq-suite: $(VENV)/.dev-installed  ## run RQ's own worker tests over our worker class; asks the package index for RQ's source
+	$(BIN)/python -m pytest -m slow tests/rq_suite $(ARGS)
+
 .PHONY: check
 check: format-check lint types imports  ## all checks that do not run the code
 

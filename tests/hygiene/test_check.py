@@ -148,15 +148,16 @@ def test_a_pool_that_works_has_nothing_to_mend(damaged: Damaged):
     assert damaged.found() == {}
 
 
-@pytest.mark.parametrize(("harm", "kind", "words"), DAMAGE, ids=[harm.__name__ for harm, *_ in DAMAGE])
-def test_damage_is_found_said_and_mended_and_the_study_goes_on(
-    damaged: Damaged, harm: Callable[[Damaged], None], kind: Difference, words: str
-):
-    harm(damaged)
-    found = damaged.found()
-    assert set(found) == {kind} and words in found[kind]
-    damaged.fix()
-    assert damaged.states() == [RUNNING, WAITING], "nothing was ended, nothing was started"
+def test_damage_of_every_kind_is_found_said_and_mended_and_the_study_goes_on(damaged: Damaged):
+    """One after another, on one pool: after each it is as it was."""
+    for harm, kind, words in DAMAGE:
+        harm(damaged)
+        found = damaged.found()
+        assert set(found) == {kind} and words in found[kind], harm.__name__
+        damaged.fix()
+        assert damaged.states() == [RUNNING, WAITING], f"{harm.__name__}: nothing was ended, nothing was started"
+        assert damaged.found() == {}, harm.__name__
+    damaged.pool.restart_coordinator()  # on a busy host the old one's leadership ran out meanwhile
     damaged.pool.drive(damaged.handle)
     assert damaged.states() == [COMPLETE, COMPLETE]
     assert keys_of(damaged.redis, damaged.names.pool).get(damaged.names.waiting) is None

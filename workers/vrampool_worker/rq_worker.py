@@ -208,8 +208,10 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
 
     def request_stop(self, signum: int, frame: Any) -> None:
         """Drain; a second signal hurries. Never raises from the handler: a pipeline may be in the middle."""
-        if self._loop is not None:
-            self._loop.inbox.post(self._loop.request_stop)
+        if self._loop is None:  # it has not begun to work
+            super().request_stop(signum, frame)  # type: ignore[no-untyped-call, unused-ignore]
+            return
+        self._loop.inbox.post(self._loop.request_stop)
 
     def subscribe(self) -> None:
         """Listen to RQ's commands."""
@@ -230,8 +232,8 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
             return
         loop = self._loop
         if loop is None:
-            return
-        if command == "shutdown":
+            super().handle_payload(message)  # type: ignore[no-untyped-call, unused-ignore]
+        elif command == "shutdown":
             loop.inbox.post(loop.request_stop)
         elif command in ("stop-job", "stop-execution", "kill-horse"):
             everything = command == "kill-horse"

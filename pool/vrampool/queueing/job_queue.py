@@ -190,7 +190,8 @@ class JobQueue:
     @talks_to_redis
     def waiting(self) -> list[WaitingJob]:
         """Return what waits, in order. Round trips: 2."""
-        ids = [job_id.decode(errors="replace") for job_id in self._connection.lrange(self._names.waiting, 0, -1)]
+        listed: Any = self._connection.lrange(self._names.waiting, 0, -1)
+        ids = [job_id.decode(errors="replace") for job_id in listed]
         with self._connection.pipeline(transaction=False) as pipeline:
             pipeline.time()
             pipeline.hgetall(self._names.earmarks)
