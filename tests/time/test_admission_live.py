@@ -1,0 +1,36 @@
+"""Admission by gain in a whole pool, over a driver library of our own: what the card says is heard, and shown."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from support.fake_nvml import GIB, FakeNvml
+from support.waiting import until
+
+
+def test_a_busy_card_takes_no_further_trial_and_says_why(make_pool, tmp_path):
+    fake = FakeNvml(tmp_path / "nvml")
+    card = fake.add_card(24 * GIB)
+    fake.set_busy(card.index, 100, sm_percent=91)
+    pool = make_pool(gpu="all", share=False, budget="75%", max_trials=8, sample_s=0.2, env=fake.env)
+    stop = tmp_path / "stop"
+
+    def objective(trial):
+        import time
+
+        while not Path(stop).exists():
+            time.sleep(0.02)
+        return 0.0
+
+    handle = pool.submit(objective, 6, vram="1GiB")
+    said = re.compile(r"GPU 0: (\d) running; \d(nd|rd|th) waits: SM 91 % busy")
+    found = until(lambda: said.fullmatch(pool.device().reason), what="the reason", timeout_s=60)
+    assert 1 <= int(found[1]) <= 4, "no more than it begins with"
+    assert len(pool.device().running) == int(found[1])
+    assert pool.device().free_bytes == 0, "so no trial is asked for that could not start"
+    fake.set_busy(card.index, 100, sm_percent=20)
+    until(lambda: len(pool.device().running) == 6, what="six trials", timeout_s=60)
+    stop.touch()
+    handle.wait(60)
+    assert len(handle.finished_roots()) == 6
