@@ -140,6 +140,9 @@ def test_the_kernels_own_kill_is_host_memory(place: Place, expected: tuple[str, 
     assert (end.kind, end.verdict) == expected
     assert "killed by signal 9 (SIGKILL): host memory ran out" in end.text
     assert end_of(attempt(signal=9), place).kind == EndKind.CRASHED
+    little = MemorySample(max_torch_reserved_bytes=MIB)
+    small = attempt(signal=9, kernel_killed="the host ran out of memory", sample=little)
+    assert end_of(small, place).kind == EndKind.CRASHED, "one that held next to nothing was not the kernel's choice"
 
 
 def test_what_a_process_said_before_it_aborted_tells_of_host_memory() -> None:

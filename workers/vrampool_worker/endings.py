@@ -176,8 +176,10 @@ def _without_outcome(attempt: Attempt, place: Place, peak_bytes: int | None) -> 
     text = _how_it_went(attempt)
     if attempt.signal == signals.SIGKILL and attempt.kernel_killed:
         text = f"{text}: host memory ran out, {attempt.kernel_killed}"
-        if place.device_kind != "cpu":
-            return End(EndKind.CRASHED, text)  # not the memory that its lease is of: the request stays
+        # On a GPU that is not the memory its lease is of: the request stays. A trial that held little was killed by
+        # somebody else, and the counter may be another process's.
+        if place.device_kind != "cpu" or 2 * (peak_bytes or 0) < attempt.lease_at_end_bytes:
+            return End(EndKind.CRASHED, text)
         return _out_of_memory(attempt, place, MemoryFault(MemoryKind.HOST), text, peak_bytes)
     died_by_itself = attempt.signal == signals.SIGABRT or bool(attempt.exit_code)
     fault = classify_log(attempt.last_words) if died_by_itself else None
