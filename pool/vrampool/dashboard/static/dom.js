@@ -68,22 +68,31 @@ export function speak(text) {
   setText($("spoken"), text);
 }
 
-// Work that may wait: one piece at a time, so that no task keeps the page from answering.
+// Work that may wait: a few milliseconds of it at a time, and one picture between two frames, for the browser has to paint
+// that as well. A newer piece of the same name takes the place of the older one, so nothing piles up in a hidden page.
+const AT_ONCE_MS = 5;
 const pending = new Map();
 let scheduled = false;
 
 export function later(key, work) {
   pending.set(key, work);
-  if (!scheduled) { scheduled = true; setTimeout(next); }
+  if (!scheduled) soon();
+}
+
+function soon() {
+  scheduled = true;
+  requestAnimationFrame(() => setTimeout(next));  // after the frame, not within it
 }
 
 function next() {
-  const first = pending.entries().next();
-  if (first.done) { scheduled = false; return; }
-  const [key, work] = first.value;
-  pending.delete(key);
-  try { work(); } finally {
-    if (pending.size) setTimeout(next);
-    else scheduled = false;
+  const end = performance.now() + AT_ONCE_MS;
+  try {
+    for (const [key, work] of pending) {
+      pending.delete(key);
+      if (work() === "painted" || performance.now() > end) break;
+    }
+  } finally {
+    scheduled = false;
+    if (pending.size) soon();
   }
 }

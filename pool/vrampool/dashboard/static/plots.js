@@ -81,12 +81,12 @@ export class Plot {
   }
 
   refresh() {
-    if (this.visible && !document.hidden) later(this.key, () => this.draw());
+    if (this.visible && !document.hidden) later(this.key, () => { this.draw(); return "painted"; });
   }
 
   fit() {
     const width = this.node.clientWidth;
-    if (this.u && width && width !== this.u.width) later(`${this.key} size`, () => this.u?.setSize({ width, height: this.height }));
+    if (this.u && width && width !== this.u.width) later(`${this.key} size`, () => { this.u?.setSize({ width, height: this.height }); return "painted"; });
   }
 
   draw() {
