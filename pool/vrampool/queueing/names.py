@@ -46,7 +46,6 @@ class Names:
         self.releases = own + "releases"  #: ring of releases
         self.overheads = own + "overheads"  #: sorted set: "device|driver|torch" by the overhead seen there, in bytes
         self.output_prefix = own + "output:"  #: + reader's id: what a trial prints, for one who asked; kept a minute
-        self.output_prefix = own + "output:"  #: + reader's id: what a trial prints, for one who asked; kept a minute
 
     @property
     def own_prefix(self) -> str:
