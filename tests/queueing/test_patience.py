@@ -55,7 +55,7 @@ def test_beside_a_study_that_fills_every_gap_it_is_asked_for_after_the_limit(poo
     pool.submit(lambda trial: 1.0, 60, study_name="busy")
     keep_busy(pool, 2)
     large = submit_large(pool, vram)
-    keep_busy(pool, 6)
+    keep_busy(pool, 3)
     assert large.trials == [], "a stale proposal is a worse one"
     ahead[0] = LIMIT_S + 1
     keep_busy(pool, 1)
