@@ -82,7 +82,7 @@ def test_the_number_settles(name, seed):
     before = len(card.limits)
     card.run(LASTS_S, admission)
     moves = card.limits[before:]
-    assert len(moves) <= 12, moves  # a look there and back each 120 s or more, and the end of one
+    assert len(moves) <= 6, moves  # a look there and back, less and less often
     assert all(abs(move - settled) <= max(2, settled // 2) for move in moves), (settled, moves)
 
 

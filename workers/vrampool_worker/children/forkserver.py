@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from vrampool_worker.children import orphans
 from vrampool_worker.children.launch import Launched, Pipes
@@ -112,7 +113,7 @@ class ForkServer:
             _log.info("trials are forked from process %s, ready after %s s", self.pid, news.get("preload_s"))
         return self.ready
 
-    def _answer(self, wait_s: float) -> dict[str, object]:
+    def _answer(self, wait_s: float) -> dict[str, Any]:
         assert self._link is not None
         readable, _, _ = select.select([self._link], [], [], wait_s)
         if not readable:
@@ -120,7 +121,7 @@ class ForkServer:
         data = self._link.recv(4096)
         if not data:
             raise OSError("it has ended")
-        answer: dict[str, object] = json.loads(data)
+        answer: dict[str, Any] = json.loads(data)
         return answer
 
     def _pause(self, why: str) -> None:
