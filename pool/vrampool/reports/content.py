@@ -78,7 +78,7 @@ def make_report(study: optuna.Study, releases: Iterable[Mapping[str, Any]] | Non
         study=attempts,
         explanation=explanation,
         advice=tuple(advise(attempts, explanation.drivers)),
-        tiles=tuple(_tiles(study, attempts, releases is not None)),
+        tiles=(*_tiles(study, attempts, releases is not None), _prediction_tile(explanation)),
         sections=tuple(_sections(attempts)),
         made_at=time.time(),
         span=_span(attempts),
@@ -137,6 +137,14 @@ def _peak_tile(attempts: StudyAttempts) -> Tile:
     if not peaks:
         return Tile("largest peak", "unknown", "nothing was measured")
     return Tile("largest peak", format_bytes(peaks[-1]), f"median {format_bytes(peaks[len(peaks) // 2])}")
+
+
+def _prediction_tile(explanation: Explanation) -> Tile:
+    record = explanation.record
+    if record.median_error is None:
+        return Tile("prediction", "none", "no request was predicted from parameters")
+    note = f"median error of {record.predicted} predictions; {record.under} asked for too little"
+    return Tile("prediction", f"\u00b1{record.median_error:.0%}", note)
 
 
 def _residue_tile(attempts: StudyAttempts, known: bool) -> Tile:

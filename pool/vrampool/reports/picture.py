@@ -56,7 +56,7 @@ def _head(report: Report) -> Any:
     for index, tile in enumerate(report.tiles):
         left = 0.03 + index * step
         figure.text(left, 0.5, tile.name, fontsize=8.5, color=MUTED, va="top")
-        size = 15 if len(tile.value) <= 9 else 11
+        size = 15 if len(tile.value) <= 7 else 12 if len(tile.value) <= 9 else 10
         figure.text(left, 0.41, tile.value, fontsize=size, fontweight="bold", color=INK, va="top")
         figure.text(left, 0.25, textwrap.fill(tile.note, 21), fontsize=7, color=MUTED, va="top", linespacing=1.3)
     return _pixels(figure)
