@@ -42,7 +42,7 @@ def test_no_trial_waits_longer_than_the_bound(connection, pool, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 180))
+@pytest.mark.parametrize("seed", range(100, 200))
 def test_no_trial_waits_longer_than_the_bound_in_many_pools(connection, pool, seed):
     check(simulate(connection, pool, seed, 250))
 

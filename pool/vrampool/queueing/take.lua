@@ -75,9 +75,9 @@ for _, id in ipairs(redis.call('LRANGE', KEYS[1], 0, tonumber(ARGV[6]) - 1)) do
     redis.call('LREM', KEYS[1], 0, id) -- a live worker holds it: handed out twice, by RQ's clean-up for example
   else
     local job = read_job(id)
+    local is_news = job and not job.passed_ms
     if job and suits(job, me) then
       job.fits = fits(job, room_bytes, idle)
-      local is_news = not job.passed_ms
       if not job.fits and not job.exclusive then
         smallest_bytes = math.min(smallest_bytes or job.bytes, job.bytes)
       end
@@ -86,10 +86,11 @@ for _, id in ipairs(redis.call('LRANGE', KEYS[1], 0, tonumber(ARGV[6]) - 1)) do
         job.passed_ms = now_ms
         redis.call('HSET', job_prefix .. id, 'passed_ms', string.format('%.0f', now_ms))
       end
-      if job.passed_ms and now_ms - job.passed_ms >= offer.age_limit_ms and not (is_news and job.fits) then
-        late[#late + 1] = job
-      end
       if job.fits and not found then found = job end
+    end
+    -- Also what only others can hold: a younger one must not be given the device that an older one waits for.
+    if job and job.passed_ms and now_ms - job.passed_ms >= offer.age_limit_ms and not (is_news and job.fits) then
+      late[#late + 1] = job
     end
   end
 end
