@@ -115,6 +115,19 @@ def test_something_else_under_a_jobs_own_name_is_replaced(pool: HardyPool, kind:
     assert trial.state == COMPLETE and pool.log.times("started") == {0: 1}
 
 
+def test_what_is_no_job_at_either_end_of_the_list_stops_no_coordinator(stepped: Stepped):
+    """It puts jobs among those that are there, by their priority."""
+    with stepped() as pool:
+        connection, names = pool.pool.connection, Names(pool.settings.pool)
+        for job_id in ("list-1", "list-2"):
+            connection.rpush(names.waiting, job_id)
+            connection.rpush(names.job(job_id), "no hash")
+        connection.rpush(names.waiting, b"\xff")
+        handles = [pool.submit(lambda trial: 1.0, 2, priority=priority) for priority in (0, 5)]
+        pool.drive(*handles)
+        assert [trial.state for handle in handles for trial in handle.trials] == [COMPLETE] * 4
+
+
 #: What anybody who may publish can send to the workers; RQ's own commands are not signed, see SECURITY.md.
 RUBBISH: list[bytes] = [
     b"\xff\xfe\x00",

@@ -168,6 +168,8 @@ def test_the_file_gives_no_role_what_nobody_of_them_uses(deployment: Deployment)
         "smembers",
         "scan",
         "hdel",
+        "lindex",  # priorities
+        "linsert",
         "srem",
         "zrem",
         "lpush",

@@ -24,7 +24,10 @@ for index = 1, tonumber(ARGV[10]) do
   at = at + 2 + words
 end
 
-local function priority_of(id) return tonumber(redis.call('HGET', job_prefix .. id, 'priority') or 0) or 0 end
+local function priority_of(id)
+  local found = redis.pcall('HGET', job_prefix .. id, 'priority') -- an error where what lies there is no job
+  return type(found) == 'string' and tonumber(found) or 0
+end
 
 -- The list falls by priority: a job goes behind its equals, or before them when it is put to the front.
 local function insert(id, priority, front)
