@@ -28,15 +28,23 @@ def hold_a_while(trial):
 
 
 def hold_in_company(trial):
-    """The same, and count who is there; each leaves a file while it is."""
+    """The same, and count who is there; each leaves a file while it is.
+
+    Ends when $GATE is there, or so many have met ($COMPANY), or after $STAY_S.
+    """
     folder = Path(os.environ["MEETING"])
-    own = folder / f"{trial.number}.here"
+    own, met = folder / f"{trial.number}.here", folder / "met"
+    gate = Path(os.environ.get("GATE", "/none"))
+    company = int(os.environ.get("COMPANY", "0"))
     own.touch()
     hold_card(int(os.environ["HOLD"]))
-    gate = os.environ.get("GATE")
-    most, deadline = 0, time.monotonic() + (30 if gate else float(os.environ.get("STAY_S", "1.0")))
-    while time.monotonic() < deadline and not (gate and Path(gate).exists()):
+    most, deadline = 0, time.monotonic() + float(os.environ.get("STAY_S", "20"))
+    while time.monotonic() < deadline and not gate.exists():
         most = max(most, len(list(folder.glob("*.here"))))
+        if company and (most >= company or met.exists()):
+            met.touch()
+            deadline = min(deadline, time.monotonic() + 0.7)  # would one more come?
+            company = 0
         time.sleep(0.01)
     own.unlink()
     return float(most)

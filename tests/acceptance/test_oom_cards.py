@@ -135,12 +135,12 @@ def test_a08_memory_that_does_not_come_back_stops_only_what_needs_it(gpu: LivePo
 def test_a09_two_at_a_time_beside_a_desktop_and_none_more_beside_a_stranger(gpu: LivePool, fake: FakeNvml, tmp_path):
     fake.set_used(0, 700 * MIB)
     until(lambda: gpu.device().free_bytes <= TOTAL - 700 * MIB, what="a worker that sees the desktop")
-    env = {"MEETING": str(tmp_path), "HOLD": "3400"}
+    env = {"MEETING": str(tmp_path), "HOLD": "3400", "COMPANY": "2"}
     handle = gpu.run(f"{OBJECTIVES}:hold_in_company", 4, vram="3500MiB", env=env)
     assert [trial.state for trial in handle.trials] == [COMPLETE] * 4
     assert max(trial.value for trial in handle.trials) == 2.0, "two, and never three"
     gate = tmp_path / "gate"
-    first = gpu.submit(f"{OBJECTIVES}:hold_in_company", vram="3500MiB", env={**env, "HOLD": "100", "GATE": str(gate)})
+    first = gpu.submit(f"{OBJECTIVES}:hold_in_company", vram="3500MiB", env={**env, "COMPANY": "0", "GATE": str(gate)})
     until(lambda: first.progress().running, what="a running trial")
     fake.set_used(0, 5000 * MIB)
     until(lambda: gpu.device().free_bytes == 0, what="a worker that sees the stranger")
@@ -194,6 +194,7 @@ def test_a06_a_mask_of_uuids_binds_the_worker_and_its_trials_to_that_card(make_p
         assert "hides every GPU" in done.err and "Traceback" not in done.err
 
 
+@pytest.mark.slow
 def test_a39_a_card_that_does_not_tell_its_memory_needs_its_size_and_is_managed_by_bookkeeping(
     make_pool: PoolMaker, tmp_path
 ):
@@ -208,7 +209,7 @@ def test_a39_a_card_that_does_not_tell_its_memory_needs_its_size_and_is_managed_
     )
     assert refused.code == 2 and "--vram-total" in refused.err and "Traceback" not in refused.err, refused
     booked = make_pool(gpu="all", share=False, budget="100%", vram_total="8000MiB", env=untold.env)
-    env = {"MEETING": str(tmp_path), "HOLD": "0", "STAY_S": "2"}
+    env = {"MEETING": str(tmp_path), "HOLD": "0", "COMPANY": "2"}
     handle = booked.run(f"{OBJECTIVES}:hold_in_company", 3, vram="3500MiB", env=env)
     assert [trial.state for trial in handle.trials] == [COMPLETE] * 3
     assert max(trial.value for trial in handle.trials) == 2.0, "two fit into 8000 MiB, by the books"
@@ -216,6 +217,7 @@ def test_a39_a_card_that_does_not_tell_its_memory_needs_its_size_and_is_managed_
     assert log.count("does not tell its memory") <= 2, "the pool's host and its worker say so, once each"
 
 
+@pytest.mark.slow
 def test_a41_a_card_that_is_lost_takes_no_more_and_its_trials_are_run_elsewhere(make_pool: PoolMaker, tmp_path):
     two = FakeNvml(tmp_path / "nvml")
     lost, good = two.add_card(TOTAL), two.add_card(TOTAL)
