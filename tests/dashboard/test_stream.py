@@ -163,7 +163,9 @@ def test_a_message_is_made_once_for_all():
         hub.start()
         clients: list[Client | None] = [hub.join(), hub.join()]
         hub.publish_soon("devices", {"a": 1})
-        await asyncio.sleep(0)
+        turned = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(turned.set_result, None)
+        await turned
         first, second = (client._messages[0] for client in clients if client is not None)
         assert first is second
 
