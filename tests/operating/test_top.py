@@ -172,7 +172,7 @@ class Terminal:
             self._stream.feed(data)
         return any(words in line for line in self.screen.display)
 
-    def end(self, key, limit_s=20.0):
+    def end(self, key, limit_s=60.0):
         """Press a key and return the exit code."""
         os.write(self.fd, key)
         deadline_s = time.monotonic() + limit_s

@@ -187,7 +187,7 @@ def _study(line: StudyLine, wide: int, marks: Sequence[str]) -> Text:
     words = [f"{progress.finished}{of} done", f"{progress.running} running"]
     if line.ooms:
         words.append(f"{line.ooms} OOM")
-    if progress.state != "open":
+    if progress.state not in ("open", "done"):
         words.append(str(progress.state))
     if line.best:
         words.append(line.best)
