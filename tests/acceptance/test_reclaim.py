@@ -49,14 +49,14 @@ def test_a_daemon_that_outlived_worker_and_keeper_is_found_named_and_ended(make_
     gate = tmp_path / "gate"
     env = {"LEFT": str(tmp_path), "GATE": str(gate)}
     handle = pool.submit(f"{OBJECTIVES}:leave_a_daemon", 1, env=env)
-    (orphan,) = until(lambda: daemons(tmp_path), what="a daemon")
+    (orphan,) = until(lambda: daemons(tmp_path), what="a daemon", timeout_s=60)
     worker, keepers = worker_and_keeper(pool)
     kill_at_once(worker, keepers)
     assert not is_gone(orphan), "nobody is left to end it"
     at = ("--state-dir", pool.state_dir)
 
     # The trial is tried again by the worker's successor, with a daemon of its own.
-    until(lambda: len(daemons(tmp_path)) == 2, what="the daemon of the second attempt", timeout_s=40)
+    until(lambda: len(daemons(tmp_path)) == 2, what="the daemon of the second attempt", timeout_s=60)
     other = next(item for item in daemons(tmp_path) if item.pid != orphan.pid)
     listed = call(capsys, "reclaim", "--json", *at)
     assert listed.code == 0, listed

@@ -49,7 +49,7 @@ def started(own_settings: None, card: FakeNvml, tmp_path_factory: pytest.TempPat
         env=card.env | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
     )
     made.vram, made.reserved_bytes = "4GiB", card.cards[0].reserved_bytes
-    until(made.devices, what="a worker")
+    until(made.devices, what="a worker", timeout_s=60)
     yield made
     maker.close()
 
