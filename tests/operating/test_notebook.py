@@ -34,6 +34,7 @@ def own_pool(monkeypatch, tmp_path, capsys):
     assert call(capsys, "down", "--state-dir", tmp_path / "state").code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_example_runs_and_its_cards_show_the_end(own_pool, tmp_path):
     notebook = nbformat.read(EXAMPLE, as_version=4)
