@@ -119,12 +119,12 @@ class Deployment:
             self._studies(pool)
             self._commands()
             self.rq_worker.terminate()
-            self.bundle = pool.submit(lambda trial: 1.0, 1, vram="90MiB").wait(40)
+            self.bundle = pool.submit(lambda trial: 1.0, 1, vram="90MiB").wait(90)
             assert self.rq_worker.wait(30) == 0
             self.around = self._run(pool, "look_around").trials[0].user_attrs["found"]
 
     def _run(self, pool: vrampool.Pool, objective: str, n_trials: int = 1, **options: Any) -> vrampool.Handle:
-        return self._submit(pool, objective, n_trials, **options).wait(40)
+        return self._submit(pool, objective, n_trials, **options).wait(90)
 
     def _submit(self, pool: vrampool.Pool, objective: str, n_trials: int = 1, **options: Any) -> vrampool.Handle:
         env = {"GATE": str(self.folder / "gate")}
@@ -136,7 +136,7 @@ class Deployment:
         self.handle = self._run(pool, "one", 3)
         assert [trial.state for trial in self.handle.trials] == [TrialState.COMPLETE] * 3
         for handle in (crashing, slow):
-            assert {trial.state for trial in handle.wait(40).study.trials} == {TrialState.FAIL}
+            assert {trial.state for trial in handle.wait(90).study.trials} == {TrialState.FAIL}
         for end in ("stop", "cancel"):
             handle = self._submit(pool, "wait_at_gate", 20, max_concurrent_trials=3)
             until(lambda: handle.progress().running, what="a running trial")
@@ -145,7 +145,7 @@ class Deployment:
                 (self.folder / "gate").touch()
             else:
                 handle.cancel()
-            handle.wait(40)
+            handle.wait(90)
             (self.folder / "gate").unlink(missing_ok=True)
 
     def _commands(self) -> None:

@@ -14,6 +14,8 @@ from vrampool.settings import Settings
 from vrampool_worker.devices import find_devices
 from vrampool_worker.environment import child_environment
 
+pytestmark = pytest.mark.timeout(300)  # of the deployment's setup, see `test_roles`
+
 
 def shown(text: str) -> list[str]:
     return [word for word in HIDDEN if word in text]

@@ -17,6 +17,8 @@ from support.tcp_valkey import TcpValkey, tcp_valkey
 
 from vrampool.queueing.names import Names
 
+#: The first test of the folder that needs the deployment waits for its day's work.
+pytestmark = pytest.mark.timeout(300)
 NAMES = Names("vrampool")
 #: What a connection may do before it has said who it is; no ACL can take it away.
 FREE_FOR_ALL = {"auth", "hello", "quit", "reset"}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from security.deployment import DATABASE_PASSWORD, Deployment
+
+pytestmark = pytest.mark.timeout(300)  # of the deployment's setup, see `test_roles`
 
 
 def test_a_pool_works_over_tls_from_end_to_end(deployment: Deployment):
