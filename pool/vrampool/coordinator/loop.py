@@ -18,7 +18,7 @@ from vrampool.coordinator.depth import rooms_of, wants_another
 from vrampool.coordinator.earlier import Learning
 from vrampool.coordinator.patience import Patience
 from vrampool.coordinator.reaper import Reaper
-from vrampool.coordinator.remains import Remains
+from vrampool.coordinator.refused import LIVE_STATES, RefusedSubmissions
 from vrampool.coordinator.tender import Tender
 from vrampool.errors import InputError, MessageError, UnreachableError
 from vrampool.messages import Ticket
@@ -53,7 +53,6 @@ IDLE_S = 1.0
 RECONCILE_S = 2.0
 #: Pause between two looks at how large the largest device is.
 LARGEST_S = 5.0
-_LIVE_STATES = (SubmissionState.OPEN, SubmissionState.STOPPING, SubmissionState.CANCELLING, SubmissionState.FAILING)
 
 
 class Coordinator:
@@ -96,7 +95,7 @@ class Coordinator:
         self._learning = Learning(storage, self._catalog, signer)
         self._patience = Patience(settings.age_limit_s)
         self._tenders: dict[str, Tender] = {}
-        self._refused: dict[str, Remains] = {}
+        self._refused = RefusedSubmissions(storage, self._catalog, self._queue, self._events)
         self._epoch: int | None = None
         self._stop = False
         self._stop_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -136,7 +135,8 @@ class Coordinator:
                 except StaleLeaderError:
                     _log.warning("another coordinator leads now")
                     self._epoch = None
-                    self._drop_all()
+                    for submission_id in list(self._tenders):
+                        self._drop(submission_id)
                 except (TransientRedisError, TransientStorageError, StorageInternalError, UnreachableError) as error:
                     _log.warning("%s; the coordinator tries again in %.1f s", str(error).splitlines()[0], pause_s)
                     self._show("waiting", str(error).splitlines()[0])
@@ -144,7 +144,8 @@ class Coordinator:
                         self._reaper.forgive(self._clock())
                     self._rest(pause_s)
                     pause_s = min(pause_s * 2, 5.0)
-        self._drop_all()
+        for submission_id in list(self._tenders):
+            self._drop(submission_id)
         self._learning.close()
         if self._epoch is not None:
             with contextlib.suppress(TransientRedisError):  # it runs out by itself
@@ -200,9 +201,8 @@ class Coordinator:
     def _step(self) -> None:
         # Trials before submissions: a trial that is seen finished has told its stop, if any, before that.
         trials = self._read()
-        self._update_tenders(self._catalog.submissions(states=_LIVE_STATES))
-        for remains in [item for item in self._refused.values() if item.clear()]:
-            self._end_refused(remains)
+        self._update_tenders(self._catalog.submissions(states=LIVE_STATES))
+        self._refused.clear()
         if not self._tenders and not self._refused:
             return
         trials |= self._read(but=trials)
@@ -210,9 +210,8 @@ class Coordinator:
         if now_s - self._largest_at_s > LARGEST_S:
             self._largest_bytes = self._registry.largest_budget(time.time()) or 0
             self._largest_at_s = now_s if self._largest_bytes else -1e9
-        largest = self._largest_bytes
         for tender in self._in_order():
-            tender.sizing.largest_bytes = largest
+            tender.sizing.largest_bytes = self._largest_bytes
             self._enqueue(tender.observe(trials[tender.study_id]), front=True)
             self._judge(tender)
         self._reap(now_s)
@@ -234,8 +233,7 @@ class Coordinator:
                 try:
                     self._tenders[row.id] = self._tend(row)
                 except (MessageError, InputError, KeyError) as error:
-                    gone_words = f"there is no study {row.study_name!r} any more"
-                    self._refuse(row, gone_words if isinstance(error, KeyError) else str(error))
+                    self._refused.refuse(row, error)
 
     def _tend(self, row: SubmissionRow) -> Tender:
         spec = open_spec(self._signer, row.id, row.spec_text)
@@ -245,23 +243,6 @@ class Coordinator:
     def _drop(self, submission_id: str) -> None:
         self._tenders.pop(submission_id).sizing.close()
 
-    def _drop_all(self) -> None:
-        for submission_id in list(self._tenders):
-            self._drop(submission_id)
-
-    def _refuse(self, row: SubmissionRow, why: str) -> None:
-        reason = f"refused: {why}"
-        _log.error("submission %s is %s", row.id, reason)
-        self._catalog.set_submission_state(row.id, SubmissionState.FAILING, reason, expected=_LIVE_STATES)
-        self._refused[row.id] = Remains(self._storage, self._queue, row.id, reason)
-
-    def _end_refused(self, remains: Remains) -> None:
-        self._catalog.set_submission_state(
-            remains.id, SubmissionState.FAILED, remains.reason, expected=(SubmissionState.FAILING,)
-        )
-        del self._refused[remains.id]
-        self._events.publish({"submission": remains.id, "state": str(SubmissionState.FAILED)})
-
     def _read(self, *, but: Container[int] = ()) -> dict[int, list[FrozenTrial]]:
         """Return the trials of every study that is tended, by the study's id."""
         found: dict[int, list[FrozenTrial]] = {}
@@ -270,9 +251,9 @@ class Coordinator:
                 continue
             try:
                 found[tender.study_id] = self._storage.get_all_trials(tender.study_id, deepcopy=False)
-            except KeyError:
+            except KeyError as error:
                 self._drop(tender.id)
-                self._refuse(tender.row, f"there is no study {tender.row.study_name!r} any more")
+                self._refused.refuse(tender.row, error)
         return found
 
     def _in_order(self) -> list[Tender]:
@@ -293,9 +274,7 @@ class Coordinator:
     def _move(self, tender: Tender, state: SubmissionState, reason: str) -> None:
         if self._catalog.set_submission_state(tender.id, state, reason, expected=(tender.row.state,)):
             _log.info("submission %s of %s: %s (%s)", tender.id, tender.spec.study_name, state, reason)
-        row = self._catalog.submission(tender.id)
-        if row is not None:
-            tender.row = row
+        tender.row = self._catalog.submission(tender.id) or tender.row
         self._events.publish({"submission": tender.id, "state": str(tender.row.state)})
 
     def _conclude(self, tender: Tender) -> None:
@@ -410,9 +389,7 @@ class Coordinator:
             for trial in tender.running()
             if mark_of(trial) is not None and claimed_by(trial) is not None
         }
-        running |= {
-            JobQueue.job_id(item.id, trial.number): trial for item in self._refused.values() for trial in item.running
-        }
+        running |= self._refused.running()
         for job_id in self._reaper.lost(running, now_s):
             trial = running[job_id]
             reason = f"worker {claimed_by(trial)} went away without a word"
