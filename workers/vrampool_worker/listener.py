@@ -60,7 +60,7 @@ class Listener:
             elif "keep_leases" in event:
                 self._loop.memory.moves.keep(str(event["keep_leases"]), str(event.get("reason", "")))
         if any(event.get("state") == "cancelling" for event in found):
-            self._loop.audit()
+            self._loop.audit.look()
         if any(str(event.get("state")) in FINAL_STATES for event in found):
             self._loop.checkpoints.sweep()
         if found:

@@ -21,6 +21,7 @@ from vrampool.units import parse_budget
 from vrampool_worker import asking
 from vrampool_worker.asking import Asked
 from vrampool_worker.attempts import Attempt, Stage
+from vrampool_worker.audit import Audit
 from vrampool_worker.beat import Heard, Held
 from vrampool_worker.checkpoint_care import CheckpointCare
 from vrampool_worker.children.child import Child
@@ -103,6 +104,7 @@ class WorkerLoop:
         self.spares = SpareShelf(spawn, self._watch_child, settings.spares, memory_bytes=spare_bytes)
         self.runner = Runner(self)
         self.memory = MemoryWatch(self)
+        self.audit = Audit(self)
         self.chronicle = Chronicle(self)
         self.releases = ReleaseWatch(self)
         self.checkpoints = CheckpointCare(self)
@@ -137,7 +139,7 @@ class WorkerLoop:
         self.every(LOOK_S, self.wake)
         self.every(LOOK_S, self.releases.look)
         self.every(LOOK_S, self.chronicle.calibration.look)
-        self.every(AUDIT_S, self.audit)
+        self.every(AUDIT_S, self.audit.look)
         self.every(self.settings.sample_s, lambda: self.chronicle.sample(time.time()))
         while not self._finished:
             now_s = time.monotonic()
@@ -335,26 +337,8 @@ class WorkerLoop:
                 self.runner.drop(attempt, "another worker holds its job: this one was silent for too long")
         self.ledger.pause("suspended with `rq suspend`" if heard.suspended else self.paused)
         if heard.was_away:
-            self.audit()
+            self.audit.look()
             self.wake()
-
-    def audit(self) -> None:
-        """Compare running trials with the storage: cancelled, or ended from outside?"""
-        tickets = [item.ticket for item in self.attempts.values() if item.stage is Stage.RUNNING]
-        if tickets:
-            self.storage_lane.submit(lambda: self.desk.audit(tickets), self._on_audit)
-
-    def _on_audit(self, found: Mapping[str, str] | None, error: BaseException | None) -> None:
-        if error is not None or not found:
-            return
-        for attempt in list(self.attempts.values()):
-            reason = found.get(f"{attempt.ticket.submission_id}/{attempt.ticket.number}")
-            if reason is None:
-                continue
-            if reason.startswith("lost: "):
-                self.runner.drop(attempt, reason.removeprefix("lost: "))
-            else:
-                self.runner.end(attempt, EndKind.CANCELLED, reason)
 
     def _on_reading(self, reading: DeviceReading, measured: Mapping[int, int | None]) -> None:
         self.reading = reading
