@@ -82,11 +82,12 @@ def test_a_child_over_its_lease_is_stopped_and_tried_again_with_more(small_pool:
 def test_what_fits_no_device_is_pruned_with_a_constraint_and_not_tried_again(small_pool: LivePool, objective):
     """Larger and larger up to the whole budget, then infeasible: no value, one finished trial."""
     handle = small_pool.run(f"{OBJECTIVES}:{objective}", vram="100MiB")
-    *before, _ = handle.trials
+    *before, last = handle.trials
     assert [end_of(trial) for trial in before] == [(EndKind.OOM, Verdict.CULPRIT)] * len(before)
-    asked = requests(handle)
-    assert asked == sorted(set(asked)), "each attempt with more"
-    assert asked[-1] == small_pool.device().budget_bytes
+    asked = [facts_of(trial).request_bytes or 0 for trial in before]
+    assert asked == sorted(set(asked)) and asked[0] == 100 * MIB, "each attempt with more"
+    assert facts_of(last).request_bytes is None, "and the last with a whole device"
+    assert asked[-1] < facts_of(last).lease_bytes <= small_pool.device().budget_bytes
     assert_infeasible(handle)
     check_invariants(small_pool)
 
