@@ -47,7 +47,8 @@ class _Process(GaussianProcessRegressor):
     prior_spreads: Array
 
     def log_marginal_likelihood(self, theta: Any = None, eval_gradient: bool = False, clone_kernel: bool = True) -> Any:
-        found = super().log_marginal_likelihood(theta, eval_gradient, clone_kernel)
+        untyped: Any = super()
+        found = untyped.log_marginal_likelihood(theta, eval_gradient, clone_kernel)
         if theta is None:
             return found
         distance = (theta - self.prior_means) / self.prior_spreads
@@ -62,7 +63,7 @@ class Fit:
     """A fitted process and its errors on trials it was not shown."""
 
     encoder: Encoder
-    process: _Process
+    process: Any  #: a fitted `_Process`
     mean: float
     theta: Array
     rows: tuple[PastPeak, ...]  #: what it was fitted on
@@ -151,14 +152,15 @@ def _filled(inputs: Array) -> Array:
     return inputs if inputs.shape[1] else np.zeros((len(inputs), 1))
 
 
-def _process(columns: int, theta: Array | None) -> _Process:
+def _process(columns: int, theta: Array | None) -> Any:
     columns = max(columns, 1)
     kernel = (
         ConstantKernel(_SLOPES, (1e-4, 1e2)) * DotProduct(1.0, "fixed")
         + ConstantKernel(_BENDS, (1e-4, 1e2)) * RBF(np.full(columns, _LENGTH), (0.05, 1e3))
         + WhiteKernel(_NOISE, (1e-5, 1.0))
     )
-    process = _Process(kernel, alpha=1e-6)
+    untyped: Any = _Process
+    process = untyped(kernel, alpha=1e-6)
     process.prior_means = kernel.theta.copy()
     spread = _SPREAD
     process.prior_spreads = np.array(
