@@ -94,6 +94,7 @@ def test_a_fault_that_all_clients_are_told_of_loses_no_trial(mps_pool: LivePool,
     assert all("left MPS" in facts_of(trial).mps_reason for trial in final.values())
 
 
+@pytest.mark.slow
 def test_without_the_control_program_the_pool_works_and_says_so(make_pool: PoolMaker, tmp_path: Path):
     fake = FakeNvml(tmp_path / "nvml")
     fake.add_card(24 * GIB)

@@ -9,7 +9,7 @@ from vrampool.cli.look import _tax_words
 from vrampool.messages import AttemptFacts
 
 
-@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("start_method", [pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])
 def test_the_tax_is_in_the_facts_and_shown(make_pool, start_method):
     pool = make_pool(start_method=start_method, preload="json", max_trials=1)
     handle = pool.run(lambda trial: 0.0, 4)
