@@ -17,7 +17,7 @@ from vrampool.errors import RequestError
 from vrampool.messages import EndKind, Verdict
 from vrampool.units import MIB
 
-OBJECTIVES = Path(__file__).with_name("oom_objectives.py")
+OBJECTIVES = Path(__file__).parents[1] / "support" / "oom_objectives.py"
 FAKE_TORCH = Path(__file__).parents[1] / "support" / "fake_torch"
 COMPLETE, FAIL, PRUNED = TrialState.COMPLETE, TrialState.FAIL, TrialState.PRUNED
 #: 85 % of the larger card.

@@ -13,7 +13,7 @@ from support.pools import PROBE, LivePool, PoolMaker, check_invariants, facts_of
 from vrampool.messages import EndKind, Verdict
 from vrampool.units import MIB
 
-OBJECTIVES = Path(__file__).with_name("oom_objectives.py")
+OBJECTIVES = Path(__file__).parents[1] / "support" / "oom_objectives.py"
 FAKE_TORCH = Path(__file__).parents[1] / "support" / "fake_torch"
 COMPLETE, FAIL = TrialState.COMPLETE, TrialState.FAIL
 

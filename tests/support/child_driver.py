@@ -204,3 +204,8 @@ def driver(tmp_path: Path) -> Iterator[ChildDriver]:
     made = ChildDriver(tmp_path)
     yield made
     made.close()
+
+
+def recapped(asked: int, cap: int, *, freed: int = 0, held: int | None = None, enforced: bool = True) -> dict:
+    """What a child answers when its cap is moved."""
+    return {"asked_bytes": asked, "cap_bytes": cap, "freed_bytes": freed, "held_bytes": held, "enforced": enforced}
