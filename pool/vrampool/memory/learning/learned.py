@@ -25,7 +25,7 @@ _LEAST_MARGIN = 0.05
 _FEW_MARGIN = 4.0
 #: nor than so many bytes: allocators take memory in pieces, and libraries load kernels late.
 _LEAST_MARGIN_BYTES = 64 * MIB
-#: A trial is said to need no less than its prediction less so many standard deviations. With so few of them 1 of 400
+#: A trial is said to need no less than its prediction less so many standard deviations. With so few of them 3 of 781
 #: refused proposals would have fitted after all (`tests/support/infeasible_corner.py`): its doubts are generous.
 _SURE_SPREADS = 0.3
 #: So many ways in which the parameters that are not planned may turn out are looked at.
