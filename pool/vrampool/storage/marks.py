@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 MARK = "vrampool:mark"  #: a `Mark`; written in the same write that creates the trial
 PLAN = "vrampool:plan"  #: {name: [internal representation, distribution as JSON text]}
-REQUEST = "vrampool:request"  #: {"bytes": int | null (exclusive), "reason": text, "avoid": device id | absent, "beyond": int | absent}
+#: {"bytes": int | null (exclusive), "reason": text, "avoid": device id | absent, "beyond": int | absent}
+REQUEST = "vrampool:request"
 CLAIM = "vrampool:claim:"  #: followed by the worker's name; seconds since the epoch
 ATTEMPT = "vrampool:attempt"  #: `AttemptFacts`, written by the worker just before it tells
 LOST = "vrampool:lost"  #: text, written with FAIL by the coordinator when the trial's worker is gone
