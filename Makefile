@@ -109,7 +109,7 @@ $(VENV)/.torch-installed: $(PINS) requirements/torch.sh | $(VENV)/.pip-installed
 
 $(VENV)/.demo-installed: pyproject.toml $(PINS) $(VENV)/.torch-installed
 	@echo "Installing vrampool and what the demo needs into $(VENV); once."
-	@$(INSTALL) --editable '.[torch,viz]' scikit-learn
+	@$(INSTALL) --editable '.[torch,learn]' matplotlib
 	@$(COMPILE)
 	@touch $@
 
