@@ -78,6 +78,7 @@ class Handle:
         self._yielded: set[int] = set()
         self._painter: Painter | None = None
         self.callbacks: list[Callback] = []
+        self.probe: Any = None  #: what `submit(..., probe=True)` found (`vrampool.probing.Findings`)
         self.check: Callable[[], None] = lambda: None  #: raises what ended the pool by itself
 
     # ---- reading -----------------------------------------------------------------------------------

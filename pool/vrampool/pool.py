@@ -157,6 +157,7 @@ class Pool:
         oom: str = "auto",
         seed: int | None = None,
         gpus: int = 1,
+        probe: bool = False,
     ) -> Handle:
         """Submit a study and return at once.
 
@@ -187,6 +188,8 @@ class Pool:
                 memory, for its result is that of another configuration. "user": that is the objective's own affair.
             seed: Seed of the trials' random numbers; None: from the system.
             gpus: Devices per trial; only 1.
+            probe: Run `vrampool.probing.probe` first, which takes minutes: the study begins with its peaks known, the
+                handle keeps what it found as `probe`, and a warning says what does not fit and what to change.
 
         Raises:
             InputError: something asked for cannot be done; nothing was created.
@@ -220,8 +223,14 @@ class Pool:
         wanted = read_directions(direction, directions)
         self._open()
         self._check_fits(spec)
+        findings = None
+        if probe:
+            from vrampool.probing import probe_first
+
+            findings = probe_first(self, objective, directions=wanted, env=env, workdir=workdir)
         self._prepare_study(spec.study_name, wanted)
         handle = self._enter(spec, bundle, sampler, pruner)
+        handle.probe = findings
         handle.callbacks = list(callbacks)
         return handle
 

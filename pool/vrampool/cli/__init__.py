@@ -17,6 +17,7 @@ _COMMANDS = {
     "status": "vrampool.cli.look:status",
     "why": "vrampool.cli.look:why",
     "explain": "vrampool.cli.explain:explain",
+    "probe": "vrampool.cli.probe:probe",
     "dashboard": "vrampool.cli.dashboard:dashboard",
     "top": "vrampool.cli.top:top",
     "logs": "vrampool.cli.logs:logs",

@@ -53,6 +53,7 @@ _STUDY = [
     ),
     click.option("--seed", type=int, help="Seed of the trials' random numbers."),
     click.option("--gpus", type=int, default=1, hidden=True),
+    click.option("--probe", is_flag=True, help="First find what its largest trials need, as `vrampool probe` does."),
 ]
 
 
