@@ -96,6 +96,13 @@ def test_where_the_worst_does_not_fit_the_largest_batch_that_does_is_found():
     assert "batch=1024" in one_line(findings) and "64" in one_line(findings)
 
 
+def test_the_one_line_names_the_worst_corner_and_not_a_drawn_trial_that_is_too_large_as_well():
+    made = MadeUp(lambda tokens: tokens, tokens=IntDistribution(10, 4000))
+    drawn = Run(0, "drawn at random", {"tokens": 1777}, "does not fit", 1200 * MIB)
+    findings = Found("probe-x", "x.py:objective", [drawn], made.search()).conclude([CPU], 1.0)
+    assert one_line(findings).startswith("tokens=4000 fits no device")
+
+
 def test_a_number_that_is_no_batch_is_halved_between_what_fits_and_what_does_not():
     made = MadeUp(lambda tokens: tokens, tokens=IntDistribution(10, 4000))
     found = made.search(9)
@@ -119,6 +126,23 @@ def test_where_nothing_fits_the_advice_is_to_offload():
     assert [item.helper for item in findings.advice] == ["training.load_offloaded"]
     assert findings.largest is None
     assert [room.of_largest for room in findings.rooms] == [0]
+
+
+def test_a_drawn_trial_that_does_not_fit_counts_though_the_largest_corner_does():
+    made = MadeUp(lambda width: 100 + width, width=WIDTH)
+    odd = Run(0, "drawn at random", {"width": 77}, "does not fit", 1200 * MIB)
+    findings = Found("probe-x", "x.py:objective", [odd], made.search()).conclude([CPU], 1.0)
+    assert one_line(findings).startswith("width=77 fits no device")
+    assert not findings.fits and "width=77 does not fit, though" in findings.advice[0].what
+
+
+def test_a_largest_corner_that_fails_by_itself_is_no_good_news():
+    made = MadeUp(lambda width: 100, width=WIDTH)
+    search = CornerSearch(made.space, lambda params, corner: Run(1, corner, params, "failed", None, note="no"), 10)
+    drawn = Run(0, "drawn at random", {"width": 77}, "fits", 100 * MIB)
+    findings = Found("probe-x", "x.py:objective", [drawn], search.search()).conclude([CPU], 1.0)
+    assert findings.fits and not findings.conclusive
+    assert "what it needs is not known" in findings.notes[0]
 
 
 def test_concurrency_is_what_the_budget_holds_with_the_margin_that_the_pool_asks_for():

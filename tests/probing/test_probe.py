@@ -55,6 +55,7 @@ def test_a_probe_finds_the_branches_and_the_worst_corner_and_later_studies_learn
     assert facts_of(after.trials[0]).request_bytes is not None, "the first trial is no stranger"
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.slow  # a dozen trials that import torch and train
 def test_an_example_that_is_too_large_fits_after_the_advice_was_followed(make_pool: PoolMaker):
     pytest.importorskip("torch")

@@ -49,6 +49,7 @@ def probe(as_json: bool, **given: Any) -> int:
     from vrampool.cli.output import to_json
     from vrampool.cli.run import _make_pool
     from vrampool.probing import probe as find
+    from vrampool.probing.probe import tell
 
     optuna_logging.set_verbosity(optuna_logging.WARNING)
     settings = take_settings(given)
@@ -63,16 +64,12 @@ def probe(as_json: bool, **given: Any) -> int:
     pool.check(given["objective"], **options)  # a slip in the command line shows before a pool is started
     shows = sys.stderr.isatty() and not as_json
     with pool:
-        found = find(pool, **given, **options, on_progress=_tell if shows else None)
+        found = find(pool, **given, **options, on_progress=tell if shows else None)
     if as_json:
         print(to_json(found.to_json()))
     else:
         print_findings(found, Console())
-    return 0 if found.fits and found.largest is not None else 1
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    return 0 if found.fits and found.conclusive else 1
 
 
 def print_findings(found: Findings, console: Console) -> None:

@@ -65,6 +65,12 @@ class Findings:
         return not any(run.end == "does not fit" for run in self.runs)
 
     @property
+    def conclusive(self) -> bool:
+        """Return whether something was measured, and the corner taken for the worst did not fail by its own fault."""
+        worst = self.corners.worst
+        return self.largest is not None and (worst is None or worst.end != "failed")
+
+    @property
     def largest(self) -> Run | None:
         """Return the run with the largest peak of those that fit."""
         return max((run for run in self.runs if run.fits and run.peak_bytes), key=_peak, default=None)
@@ -76,6 +82,7 @@ class Findings:
             "study": self.study,
             "objective": self.objective,
             "fits": self.fits,
+            "conclusive": self.conclusive,
             "largest_peak_bytes": None if largest is None else largest.peak_bytes,
             "overhead_bytes": None if largest is None else largest.overhead_bytes,
             "runs": [{**dataclasses.asdict(run), "params": dict(run.params)} for run in self.runs],
@@ -104,7 +111,7 @@ class Found:
         fitted = [run for run in runs if run.fits and run.peak_bytes]
         typical = [run for run in self.dry if run.fits and run.peak_bytes] or fitted
         rooms = tuple(_room(device, fitted, typical) for device in devices)
-        advice = tuple(advise(self.corners, devices))
+        advice = tuple(advise(self.corners, devices) or _elsewhere(runs))
         return Findings(
             self.study, self.objective, runs, self.corners, rooms, advice, tuple(_notes(runs, self.corners)), wall_s
         )
@@ -165,6 +172,19 @@ def advise(corners: Corners, devices: Sequence[Device]) -> list[Advice]:
     return advice
 
 
+def _elsewhere(runs: Sequence[Run]) -> list[Advice]:
+    """Return advice where the corner taken for the worst fits, and another trial did not."""
+    found = next((run for run in runs if run.end == "does not fit"), None)
+    if found is None:
+        return []
+    return [
+        Advice(
+            f"{describe(found.params)} does not fit, though the corner with the largest sizes does: search less around "
+            "it, or run the study as it is: the pool tells the sampler what cannot fit"
+        )
+    ]
+
+
 def _accumulate(name: str, fits: Any) -> Advice:
     most = max(1, int(fits))
     return Advice(
@@ -176,6 +196,8 @@ def _accumulate(name: str, fits: Any) -> Advice:
 
 def _notes(runs: Sequence[Run], corners: Corners) -> list[str]:
     notes = []
+    if corners.worst is not None and corners.worst.end == "failed":
+        notes.append("the largest corner failed by itself, so what it needs is not known")
     if corners.untried:
         notes.append(f"not tried, for no run was left: {', '.join(corners.untried)} (--runs allows more)")
     if any(run.end == "not whole" for run in runs):
@@ -207,7 +229,9 @@ def one_line(findings: Findings) -> str:
     peak = format_bytes(largest.peak_bytes)
     if findings.fits:
         return f"the probe's largest trial held {peak}; all of its {len(findings.runs)} runs fit"
-    worst = next(run for run in findings.runs if run.end == "does not fit")
+    # A drawn trial may be too large as well; the advice is about the worst corner.
+    tried = [findings.corners.worst, *findings.runs]
+    worst = next(run for run in tried if run is not None and run.end == "does not fit")
     words = "; ".join(item.what for item in findings.advice)
     return f"{describe(worst.params)} fits no device of the pool; the largest that fits held {peak}. To change: {words}"
 

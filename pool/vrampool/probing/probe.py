@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import uuid
 import warnings
@@ -75,9 +76,14 @@ def probe(
     return _Probe(pool, objective, runs, reports, corner_s, on_progress or (lambda line: None), options).run()
 
 
+def tell(line: str) -> None:
+    """Show a line of progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def probe_first(pool: Pool, objective: Callable[..., Any] | str, **options: Any) -> Findings:
     """Run a probe before a submission, and warn of what does not fit. Takes and raises what `probe` does."""
-    findings = probe(pool, objective, **options)
+    findings = probe(pool, objective, on_progress=tell if sys.stderr.isatty() else None, **options)
     if not findings.fits:
         warnings.warn(one_line(findings), stacklevel=3)
     return findings
