@@ -134,6 +134,10 @@ ROWS = [
 ]
 
 
+def not_ours(found: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in found.items() if not key.startswith("vrampool:")}
+
+
 def everything(study: Study) -> Any:
     return [
         (
@@ -142,8 +146,8 @@ def everything(study: Study) -> Any:
             repr(trial.values),
             trial.params if trial.system_attrs.get("fixed_params") else sorted(trial.params),
             repr(trial.intermediate_values),
-            {key: value for key, value in trial.user_attrs.items() if not key.startswith("vrampool:")},
-            trial.constraints,
+            not_ours(trial.user_attrs),
+            not_ours(trial.constraints),
         )
         for trial in study.trials
     ]
