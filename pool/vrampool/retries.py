@@ -258,7 +258,8 @@ def _lease_of(facts: AttemptFacts) -> int:
 
 def _need_of(facts: AttemptFacts) -> int:
     """Return what the attempt is known to have needed."""
-    peak = facts.peak_bytes or 0
+    # One that failed before any reading saw it held at least what the driver takes for a process.
+    peak = facts.peak_bytes or facts.overhead_bytes or 0
     # One that swallowed the error went on, and its peak may be of what it did then.
     held = facts.held_bytes if facts.verdict == Verdict.SWALLOWED and facts.held_bytes is not None else peak
     return max(peak, held + (facts.asked_bytes or 0))

@@ -113,7 +113,8 @@ class Chronicle:
             total_bytes=loop.device.total_bytes,
             budget_bytes=loop.ledger.budget_bytes,
             free_bytes=free_bytes,
-            grantable_bytes=loop.ledger.grantable_bytes,
+            # Before the first reading nobody knows the driver's part: more than there is would be waited for.
+            grantable_bytes=loop.ledger.grantable_bytes if loop.reading is not None else 0,
             shrinkable_bytes=loop.memory.moves.shrinkable_bytes() if state == "ready" else 0,
             slots=loop.ledger.max_trials,
             state=state,

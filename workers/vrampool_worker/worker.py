@@ -87,7 +87,7 @@ class WorkerLoop:
         self.storage_lane = Lane("vrampool-storage", inbox)
         self.queue_lane = Lane("vrampool-queue", inbox)
         self.attempts: dict[str, Attempt] = {}  #: by lease id, until closed
-        self.largest_budget_bytes = ledger.budget_bytes
+        self._largest_heard_bytes = 0
         self.refused: dict[str, str] = {}
         self.device_limits: dict[str, int | None] = {}  #: by submission: its trials at once on a device, as it says
         self.reading: DeviceReading | None = None
@@ -331,7 +331,7 @@ class WorkerLoop:
     def on_heard(self, heard: Heard) -> None:
         """A beat was made."""
         if heard.largest_budget_bytes is not None:
-            self.largest_budget_bytes = max(heard.largest_budget_bytes, self.ledger.grantable_bytes)
+            self._largest_heard_bytes = heard.largest_budget_bytes
         for attempt in list(self.attempts.values()):
             if attempt.job_id in heard.lost:
                 self.runner.drop(attempt, "another worker holds its job: this one was silent for too long")
@@ -383,6 +383,11 @@ class WorkerLoop:
     def _publish(self) -> None:
         if (held := self.chronicle.held()) is not None:
             self._tell_beat(held)
+
+    @property
+    def largest_budget_bytes(self) -> int:
+        """The most that any device the pool saw in 24 h can give."""
+        return max(self._largest_heard_bytes, self.ledger.grantable_bytes)
 
     @property
     def draining(self) -> bool:
