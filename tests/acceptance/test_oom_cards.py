@@ -132,6 +132,7 @@ def test_a08_memory_that_does_not_come_back_stops_only_what_needs_it(gpu: LivePo
     assert only(first).state == COMPLETE
 
 
+@pytest.mark.slow
 def test_a09_two_at_a_time_beside_a_desktop_and_none_more_beside_a_stranger(gpu: LivePool, fake: FakeNvml, tmp_path):
     fake.set_used(0, 700 * MIB)
     until(lambda: gpu.device().free_bytes <= TOTAL - 700 * MIB, what="a worker that sees the desktop")

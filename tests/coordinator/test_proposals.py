@@ -199,6 +199,7 @@ def test_where_no_trial_or_every_trial_has_the_constraint_nothing_is_made_up():
     assert bare.constraints == {}
 
 
+@pytest.mark.slow
 def test_a_search_with_an_infeasible_corner_soon_stays_out_of_it():
     found = [search(seed, 40) for seed in (1, 2)]
     for result in found:

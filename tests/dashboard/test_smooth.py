@@ -92,6 +92,7 @@ def smooth(serve_, open_page_, browser, seconds: float) -> Tasks:
     return tasks
 
 
+@pytest.mark.slow
 def test_for_some_seconds_no_task_takes_long(serve, open_page, browser):
     """The short version: other tests run beside it and slow the processor down, so it allows twice as much."""
     tasks = smooth(serve, open_page, browser, 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import pytest
 from optuna.trial import TrialState
 from support.pools import FAST
 from support.waiting import until
@@ -44,6 +45,7 @@ def test_a_study_goes_on_from_the_database_and_the_secret_alone(own_settings, tm
     assert len(complete) == len(set(complete)) == 12
 
 
+@pytest.mark.slow
 def test_with_another_secret_what_was_open_is_refused_and_what_is_finished_stays(own_settings, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     with vrampool.Pool(state_dir=first, **FAST) as pool:

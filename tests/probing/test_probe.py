@@ -79,6 +79,7 @@ def test_an_example_that_is_too_large_fits_after_the_advice_was_followed(make_po
     assert "What to change" not in after.stdout and "batch_size=2048" in after.stdout
 
 
+@pytest.mark.slow
 def test_a_submission_with_probe_warns_of_what_does_not_fit_and_keeps_the_findings(make_pool: PoolMaker):
     """Its objective never asks whether it should stop: each trial is ended when its peak is stable."""
     pool = make_pool(budget="120MiB")

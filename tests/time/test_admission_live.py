@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from support.fake_nvml import GIB, FakeNvml
 from support.waiting import until
 
 
+@pytest.mark.slow
 def test_a_busy_card_takes_no_further_trial_and_says_why(make_pool, tmp_path):
     fake = FakeNvml(tmp_path / "nvml")
     card = fake.add_card(24 * GIB)

@@ -132,6 +132,7 @@ def test_a_loader_that_keeps_its_workers_can_be_used_again_after_a_release():
     training.release(numbers)
 
 
+@pytest.mark.slow
 def test_release_in_the_middle_of_an_epoch_leaves_its_loader_alone():
     count = 0
     for _ in loader():
