@@ -186,6 +186,11 @@ def test_a_culprit_that_says_what_it_asked_for_gets_that_and_a_fifth() -> None:
     assert isinstance(found, Retry) and found.request_bytes == 24 * GIB
 
 
+def test_one_that_failed_before_any_reading_held_at_least_its_overhead() -> None:
+    found = step(oom(0, Verdict.CULPRIT, 2, asked_bytes=4 * GIB, overhead_bytes=GIB))
+    assert isinstance(found, Retry) and found.request_bytes == int(1.2 * 5 * GIB)
+
+
 def test_one_that_swallowed_the_error_needs_what_it_held_then_and_asked_for() -> None:
     """What it did afterwards, with half the batch, is another configuration's need."""
     found = step(oom(0, Verdict.SWALLOWED, 8, peak_bytes=7 * GIB, held_bytes=GIB, asked_bytes=10 * GIB))

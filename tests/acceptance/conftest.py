@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import pools
+from support.parts import show_logs as pytest_runtest_makereport
 from support.pools import LivePool, PoolMaker
+from support.surroundings import own_settings
+
+__all__ = ["own_settings", "pytest_runtest_makereport"]
 
 OBJECTIVES = Path(__file__).with_name("objectives.py")
-
-
-@pytest.fixture(scope="package", autouse=True)
-def own_settings() -> Iterator[None]:
-    """The developer's own settings stay out of the tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in list(os.environ):
-            if name.startswith("VRAMPOOL_") or name in ("GPU_MEM_FRACTION", "CUDA_VISIBLE_DEVICES"):
-                patch.delenv(name)
-        yield
 
 
 @pytest.fixture(scope="package")
@@ -44,12 +36,3 @@ def make_pool(own_settings: None, tmp_path_factory: pytest.TempPathFactory) -> I
     maker = PoolMaker(lambda: tmp_path_factory.mktemp("pool"))
     yield maker
     maker.close()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    report = yield
-    if report.failed:
-        for one in pools.living:
-            report.sections.append((f"logs of the pool in {one.folder}", one.logs()))
-    return report

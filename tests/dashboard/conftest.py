@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -15,25 +14,18 @@ from typing import Any
 import pytest
 from support.made_up_pool import MadeUpPool
 from support.pools import LivePool, PoolMaker
+from support.surroundings import own_settings
 from support.waiting import until
 
 from vrampool.dashboard.app import Dashboard
 from vrampool.dashboard.security import Access
 from vrampool.dashboard.serving import Server, bind
 
+__all__ = ["own_settings"]
+
 TOKEN = "a-token-for-tests-only-of-some-length"
 ARTIFACTS = Path(__file__).parents[2] / "artifacts" / "dashboard"
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
-
-@pytest.fixture(scope="package", autouse=True)
-def own_settings() -> Iterator[None]:
-    """The developer's own settings stay out of the tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in list(os.environ):
-            if name.startswith("VRAMPOOL_") or name in ("GPU_MEM_FRACTION", "CUDA_VISIBLE_DEVICES"):
-                patch.delenv(name)
-        yield
 
 
 @dataclass

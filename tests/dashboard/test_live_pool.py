@@ -132,14 +132,14 @@ def test_the_page_comes_back_by_itself_when_the_server_does(pool, command, open_
     gate.touch()
 
 
-def test_a_study_that_must_wait_says_why_in_the_ledgers_words(pool, command, open_page, tmp_path, gate, picture):
+def test_a_study_that_must_wait_says_why_as_the_command_does(pool, command, open_page, tmp_path, gate, picture):
     page = open_page(command.url)
     submit(pool, tmp_path, gate, "large", 3, vram="600MiB")
     shows(page, "#cards .trials tbody", "large 0")
     shows(page, "#queue tbody", "large (next trial)")
-    shows(page, "#queue .reason", "1 trial holds")
+    shows(page, "#queue .reason", "until then it waits for 600 MiB")
     reason = page.locator("#queue .reason").first.inner_text()
-    assert re.search(r"asked for when a device has room: .*has .* free of its 1\.0 GiB \(1 trial holds 600", reason), (
+    assert re.search(r"asked for when a device has room; until then it waits for 600 MiB: .*has .* free", reason), (
         reason
     )
     picture(page, "live-waiting")

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 from support.pools import LivePool, PoolMaker
+from support.surroundings import own_settings
 from support.valkey import connection, valkey  # noqa: F401
 from support.valkey import pool as pool_name  # noqa: F401
 
+__all__ = ["own_settings"]
+
 Command = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture(scope="package", autouse=True)
-def own_settings() -> Iterator[None]:
-    """The developer's own settings stay out of the tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in list(os.environ):
-            if name.startswith("VRAMPOOL_") or name in ("GPU_MEM_FRACTION", "CUDA_VISIBLE_DEVICES", "NOTIFY_SOCKET"):
-                patch.delenv(name)
-        yield
 
 
 @pytest.fixture

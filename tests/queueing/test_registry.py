@@ -99,6 +99,14 @@ def test_the_largest_budget_counts_devices_of_the_last_day(registry, connection,
     assert connection.hkeys(names.budgets) == [b"GPU-small"], "old devices are forgotten"
 
 
+def test_a_device_that_was_not_read_yet_is_not_taken_for_the_largest(registry):
+    """Its budget holds the driver's part too: a trial would wait for more than there is, and for ever."""
+    registry.beat(record("w1", grantable_bytes=0), 60)
+    assert registry.largest_budget(time.time()) is None
+    registry.beat(record("w1", grantable_bytes=110 * GIB), 60)
+    assert registry.largest_budget(time.time()) == 110 * GIB
+
+
 def test_a_beat_and_a_look_are_one_round_trip_each(registry, connection, monkeypatch):
     registry.beat(record("w1"), 60)
     registry.workers()  # the server learns the script

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from recovery.hardy import HardyPool
+from support.surroundings import own_settings
 from support.valkey import connection, valkey  # noqa: F401
+
+__all__ = ["own_settings"]
 
 MakePool = Callable[..., HardyPool]
 living: list[HardyPool] = []
 FAILED = pytest.StashKey[bool]()
-
-
-@pytest.fixture(scope="package", autouse=True)
-def own_settings() -> Iterator[None]:
-    """The developer's own settings stay out of the tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in list(os.environ):
-            if name.startswith("VRAMPOOL_") or name in ("GPU_MEM_FRACTION", "CUDA_VISIBLE_DEVICES"):
-                patch.delenv(name)
-        yield
 
 
 class Shared:

@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-import os
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-import optuna
 import pytest
 from recovery.hardy import HardyPool
 from security.deployment import Deployment
 from support.parts import show_logs as pytest_runtest_makereport
 from support.postgres import postgres_server, postgres_url
 from support.stepped_pool import SteppedPool, stepped_pool
+from support.surroundings import no_experimental_warnings, own_settings
 from support.valkey import connection, valkey
 
-__all__ = ["connection", "postgres_server", "postgres_url", "pytest_runtest_makereport", "valkey"]
-
-
-@pytest.fixture(scope="package", autouse=True)
-def own_settings() -> Iterator[None]:
-    """The developer's own settings stay out of the tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in list(os.environ):
-            if name.startswith("VRAMPOOL_"):
-                patch.delenv(name)
-        yield
-
-
-@pytest.fixture(autouse=True)
-def no_experimental_warnings() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        yield
+__all__ = [
+    "connection",
+    "no_experimental_warnings",
+    "own_settings",
+    "postgres_server",
+    "postgres_url",
+    "pytest_runtest_makereport",
+    "valkey",
+]
 
 
 @pytest.fixture(scope="package")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import pools
 from support.pools import FAST
 from support.waiting import until
 
@@ -139,9 +140,12 @@ def ready_worker(pool: vrampool.Pool, *, but: tuple[str, ...] = ()) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def show_logs(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Add the logs to the report of a test that failed: a folder's conftest takes it as `pytest_runtest_makereport`."""
+    """Add the logs of all pools to the report of a test that failed.
+
+    A folder's conftest takes it as `pytest_runtest_makereport`.
+    """
     report = yield
     if report.failed:
-        for one in living:
+        for one in [*pools.living, *living]:
             report.sections.append((f"logs of the pool in {one.folder}", one.logs()))
     return report

@@ -98,7 +98,7 @@ class Board:
         with self._lock:
             self._redis_fault = None
             self._workers = workers
-            self._waiting = waiting_rows(waiting, workers, self._submissions, now)
+            self._waiting = waiting_rows(waiting, workers, self._submissions)
             self._next = next_rows(self._studies.values(), workers, now)
             self._forget_gone(now)
             return {**self._devices(now), "rows": rows}
