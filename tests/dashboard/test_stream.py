@@ -76,15 +76,14 @@ def test_nobody_looks_so_nothing_is_read(serve, monkeypatch):
     monkeypatch.setattr(poller, "_REST_AFTER_S", 0.2)
     monkeypatch.setattr(poller, "DEVICES_S", 0.05)
     served = serve(MadeUpPool(devices=1, past_s=30))
-    until(lambda: not served.dashboard.poller._busy(), what="rest")
-    until(lambda: _resting(served.dashboard.poller._devices), what="a thread that waits")
-    assert served.ask("/metrics").status == 200, "and it is read again when somebody asks"
-
-
-def _resting(rounds) -> bool:
-    done_at_s = rounds._done_at_s
-    threading.Event().wait(0.3)
-    return rounds._done_at_s == done_at_s
+    event, pauses = served.dashboard.poller._devices._wake, []
+    plain = event.wait
+    event.wait = lambda pause_s=None: (pauses.append(pause_s), plain(pause_s))[1]
+    event.set()  # it may rest already, in a wait that began before
+    until(lambda: pauses and pauses[-1] is None, what="a thread that waits until it is woken")
+    count = len(pauses)
+    assert served.ask("/metrics").status == 200
+    until(lambda: len(pauses) > count, what="a reading when somebody asks")
 
 
 def test_the_server_ends_while_pages_are_open(serve):
