@@ -22,7 +22,8 @@ def test_the_version_is_written_in_one_place_and_all_else_follows():
     told = {"CHANGELOG.md", "pool/vrampool/_version.py", "deploy/helm/vrampool/Chart.yaml"}
     folders = [ROOT / "pool", ROOT / "workers", DEPLOY, ROOT / ".github", ROOT / "docs"]
     files = [*ROOT.glob("*.md"), ROOT / "pyproject.toml", ROOT / "Makefile"]
-    files += [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    binary = {".pyc", ".png", ".gif"}
+    files += [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix not in binary]
     found = {
         str(path.relative_to(ROOT))
         for path in files

@@ -19,7 +19,7 @@ def main(state_dir: str, objective: str, study_name: str, n_trials: int, seed: i
         objective,
         n_trials,
         study_name=study_name,
-        vram="60MiB",
+        vram="96MiB",
         sampler=optuna.samplers.TPESampler(n_startup_trials=5),
         pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1),
         seed=seed,

@@ -21,7 +21,7 @@ pool = vrampool.Pool(state_dir=state_dir, **{settings})
 if owned == "owned":
     pool.__enter__()
 env = dict(EXECUTION_LOG=sys.argv[4], GATE=sys.argv[5])
-pool.submit(objective, 1, vram="60MiB", study_name=sys.argv[6], env=env).wait()
+pool.submit(objective, 1, vram="96MiB", study_name=sys.argv[6], env=env).wait()
 """
 
 

@@ -87,13 +87,17 @@ def test_as_many_wait_as_are_taken_while_one_is_made(clock):
     assert shelf.pass_time(30, takes_per_s=1.0) >= 25, "nearly every trial finds one ready"
 
 
-def test_when_trials_become_rare_no_more_are_made(clock):
+def test_when_trials_become_rare_no_more_are_made_and_what_waits_in_vain_is_let_go(clock):
     shelf = Shelf()
     clock.append(shelf)
     shelf.pass_time(30, takes_per_s=1.0)
-    made = len(shelf.made)
-    shelf.pass_time(70)
-    assert shelf.shelf.wanted(shelf.now_s) == 1
+    made, stock = len(shelf.made), shelf.shelf.waiting
+    assert stock >= 3
+    shelf.pass_time(10)
+    assert shelf.shelf.waiting == stock, "the next burst finds them"
+    shelf.pass_time(90)
+    assert shelf.shelf.wanted(shelf.now_s) == shelf.shelf.waiting == 1
+    assert sum(child.killed for child, _ in shelf.made) == stock - 1
     assert len(shelf.made) <= made + 4
 
 

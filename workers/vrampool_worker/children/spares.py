@@ -30,6 +30,8 @@ _MORE = 1.25
 _MOST = 16
 #: Children started at once leave most cores to the trials that run.
 _CORES_PER_START = 4
+#: Trials come in bursts: so long more may wait than are wanted before one after another is let go.
+_SURPLUS_S = 30.0
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -70,6 +72,7 @@ class SpareShelf:
         self._each_bytes = 0  #: what one that waits holds, the largest that was seen
         self._seen: set[Child] = set()
         self._early: list[Child] = []  #: taken before they were ready
+        self._surplus_since_s: float | None = None
 
     @property
     def waiting(self) -> int:
@@ -106,7 +109,10 @@ class SpareShelf:
         return self._early[-1]
 
     def fill(self, now_s: float) -> None:
-        """Start what is missing, few at a time: imports of many would slow the trials that run."""
+        """Start what is missing, few at a time: imports of many would slow the trials that run.
+
+        What waits beyond that for long is let go: the host's memory is the trials'.
+        """
         if now_s < self._paused_until_s:
             return
         for child in self._waiting:
@@ -117,9 +123,20 @@ class SpareShelf:
             self._ready_s = max(child.start_s, self._ready_s * 0.8)
             if not self._each_bytes and child.ready:  # its trial has hardly begun
                 self._each_bytes = self._private_bytes(child.pid or 0)
+        missing = self.wanted(now_s) - len(self._waiting)
+        self._let_go(-missing, now_s)
         coming = sum(not child.ready for child in self._waiting)
-        for _ in range(min(self.wanted(now_s) - len(self._waiting), self._starts_at_once - coming)):
+        for _ in range(min(missing, self._starts_at_once - coming)):
             self._waiting.append(self._start())
+
+    def _let_go(self, surplus: int, now_s: float) -> None:
+        """End one that waits in vain, once there have been too many for long."""
+        if surplus <= 0:
+            self._surplus_since_s = None
+        elif self._surplus_since_s is None:
+            self._surplus_since_s = now_s
+        elif now_s - self._surplus_since_s >= _SURPLUS_S:
+            self._waiting.pop().kill()
 
     def _look_at(self, child: Child) -> None:
         """Learn from a child that is ready what one costs; once for each."""
