@@ -11,6 +11,7 @@ from support.made_up_pool import MadeUpPool
 from vrampool.dashboard import metrics
 from vrampool.dashboard.board import Board
 from vrampool.messages import EndKind, Verdict
+from vrampool.queueing import MpsState
 from vrampool.units import MIB
 
 
@@ -46,6 +47,17 @@ def test_devices_leases_and_what_is_measured(board):
     assert total(found, "vrampool_device_state", state="ready") == 2
     assert total(found, "vrampool_residue_bytes") == 300 * MIB
     assert total(found, "vrampool_device_driver_reserved_bytes") == 2 * 600 * MIB
+
+
+def test_mps_is_told_of_the_devices_that_were_asked_for_it():
+    feed = MadeUpPool(devices=3, past_s=10)
+    feed.mps = {0: MpsState("on", clients=2, outside={"train.py:objective": "a fault"}), 1: MpsState("off", "why")}
+    board = Board(feed)
+    board.look_at_devices()
+    found = read(board.figures())
+    on = {dict(labels)["device"]: value for (name, labels), value in found.items() if name == "vrampool_device_mps"}
+    assert on == {"GPU-0": 1, "GPU-1": 0}
+    assert total(found, "vrampool_mps_clients") == 2 and total(found, "vrampool_mps_objectives_outside") == 1
 
 
 def test_ends_verdicts_retries_and_the_start_up_tax(board):

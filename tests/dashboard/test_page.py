@@ -8,6 +8,8 @@ import pytest
 from support.made_up_pool import MadeUpPool
 from support.waiting import until
 
+from vrampool.queueing import MpsState
+
 LEFT_TOP = "article.card .plot"
 
 
@@ -26,7 +28,9 @@ def ready(page):
 @pytest.fixture(scope="module")
 def shown(serve_all, open_for_all):
     """The page of three devices, for tests that only look."""
-    return ready(open_for_all(serve_all(MadeUpPool(devices=3, slots=5, past_s=320, seed=4)).signed_in_url))
+    feed = MadeUpPool(devices=3, slots=5, past_s=320, seed=4)
+    feed.mps = {0: MpsState("on", clients=4), 1: MpsState("off", "nvidia-cuda-mps-control is not installed")}
+    return ready(open_for_all(serve_all(feed).signed_in_url))
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +55,9 @@ def test_everything_of_the_pool_is_there(shown):
     text = page.locator("#cards > article").first.inner_text()
     assert re.search(r"GPU 0\b.*NVIDIA A100.*node-a", text, re.S) and "free of its 68.0 GiB" in text
     assert "SM" in text and " held" in text
+    assert "MPS on, 4 trials" in text and page.locator("#cards .notes:visible").all_inner_texts() == [
+        "MPS is off: nvidia-cuda-mps-control is not installed"
+    ]
     tiles = page.locator("#tiles").inner_text()
     for word in ("Running", "Waiting\n3", "Out of memory\n11", "6 victim, 5 culprit", "300 MiB", "Start-up tax"):
         assert word in tiles, word

@@ -21,7 +21,7 @@ from support.waiting import until
 
 from vrampool.cli.board import Snapshot, StudyLine, bar, draw
 from vrampool.handle import Progress
-from vrampool.queueing import RunningTrial, WaitingJob, WorkerRecord
+from vrampool.queueing import MpsState, RunningTrial, WaitingJob, WorkerRecord
 from vrampool.units import GIB, MIB
 
 NOW = 1_800_000_000.0
@@ -61,11 +61,27 @@ def lines(content, width=80, height=None, **options):
 
 
 def test_a_device_shows_what_it_holds_and_each_trial_its_part_of_its_lease():
-    shown = lines(snapshot([device(running=[running(12)])], samples={"GPU-0": {"utilisation": 87}}))
+    shown = lines(snapshot([device(running=[running(12)])], samples={"GPU-0": {"utilisation": 0.87}}))
     assert shown[0].startswith("vrampool top  pool vrampool: 1 device, 1 running, 0 waiting")
     assert shown[2].startswith("GPU 0 (NVIDIA H200)  hub") and shown[2].endswith("87 % busy  ready")
     assert shown[3].endswith("2.1 of 119.0 GiB held, 3.0 GiB leased")
     assert re.fullmatch(r"    digits/12  █{10}▒{4}  2\.1 of 3\.0 GiB leased   +0:42", shown[4])
+
+
+def test_mps_is_told_beside_the_state_and_what_runs_without_it_below():
+    on = MpsState("on", clients=3, outside={"train.py:objective": "a fault of digits/7 took down all clients"})
+    off = MpsState("off", "nvidia-cuda-mps-control is not installed")
+    shown = lines(snapshot([device(mps=on), device(1, mps=off), device(2)]), 100)
+    assert shown[2].endswith("MPS on, 3 trials  ready")
+    assert shown[4] == "  train.py:objective runs outside MPS: a fault of digits/7 took down all clients"
+    assert shown[5].endswith("MPS off  ready")
+    assert shown[7] == "  MPS is off: nvidia-cuda-mps-control is not installed"
+    assert shown[8].startswith("GPU 2") and "MPS" not in "".join(shown[8:])
+
+
+def test_what_ended_trials_left_behind_is_told():
+    shown = lines(snapshot([device(leftovers=("digits/3 left 1.0 GiB",))]))
+    assert shown[4] == "  digits/3 left 1.0 GiB"
 
 
 def test_the_bar_tells_by_form_what_is_held_leased_and_free():

@@ -9,7 +9,7 @@ import time
 import pytest
 from support.valkey import count_round_trips, until
 
-from vrampool.queueing import Registry, RunningTrial, WorkerRecord
+from vrampool.queueing import MpsState, Registry, RunningTrial, WorkerRecord
 from vrampool.queueing.names import Names
 
 GIB = 1024**3
@@ -44,6 +44,7 @@ def test_a_record_comes_back_as_it_was_written(registry):
         running=(RunningTrial("digits", 7, 4 * GIB, None, 12.5), RunningTrial("digits", 8, GIB, GIB // 2, 13.0)),
         refused={"sub1": "bundle needs Python 3.12"},
         versions={"python": "3.11.7", "wire": "1"},
+        mps=MpsState("on", clients=2, outside={"train.py:objective": "a fault"}),
         beat_at=99.5,
     )
     registry.beat(written, 60)

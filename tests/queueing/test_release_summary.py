@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vrampool.cli.memory_notes import device_notes, release_words
-from vrampool.queueing import WorkerRecord, summarise
+from vrampool.queueing import MpsState, WorkerRecord, summarise
 from vrampool.units import GIB, MIB
 
 
@@ -40,10 +40,12 @@ def test_what_is_left_and_what_is_not_known_have_lines_of_their_own():
         *("w", "h", 1, "GPU-1", "GPU 0", "cuda", 1, 1, 1, 1, "ready"),
         leftovers=("digits/3 left 1.0 GiB: pid 7 (train, started 2 min ago) holds 1.0 GiB",),
         unknown=("process_bytes", "busy"),
+        mps=MpsState("off", "its daemon has ended"),
     )
     again = WorkerRecord.from_json(record.to_json() | {"leftovers": list(record.leftovers)})
     assert again == record
     assert list(device_notes(again, None)) == [
         "left behind: digits/3 left 1.0 GiB: pid 7 (train, started 2 min ago) holds 1.0 GiB",
+        "MPS is off: its daemon has ended",
         "it does not tell what each process holds, how busy it is",
     ]

@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from vrampool.dashboard.source import StudyReading, Submission
 from vrampool.errors import InputError
 from vrampool.messages import AttemptFacts, ObjectiveRef, SubmissionSpec
-from vrampool.queueing import RunningTrial, WaitingJob, WorkerRecord
+from vrampool.queueing import MpsState, RunningTrial, WaitingJob, WorkerRecord
 from vrampool.storage import ATTEMPT, CLAIM, MARK, Mark, SubmissionRow, SubmissionState
 from vrampool.units import GIB, MIB
 
@@ -63,6 +63,7 @@ class MadeUpPool:
     fault: Exception | None = None  #: raised by all that asks Redis
     gone: set[int] = field(default_factory=set)  #: devices whose worker fell silent
     states: dict[int, tuple[str, str]] = field(default_factory=dict)
+    mps: dict[int, MpsState] = field(default_factory=dict)  #: where it was asked for
     done: list[tuple[str, str]] = field(default_factory=list)  #: what was asked of it
 
     def __post_init__(self) -> None:
@@ -163,6 +164,7 @@ class MadeUpPool:
                 RunningTrial(run.study, run.number, run.lease_bytes, run.held(self._at), run.start, run.lease_bytes)
                 for run in runs
             ),
+            mps=self.mps.get(place),
             beat_at=time.time(),
         )
 

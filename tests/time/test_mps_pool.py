@@ -16,6 +16,8 @@ from support.fake_nvml import GIB, FakeNvml
 from support.pools import LivePool, PoolMaker, facts_of
 from support.waiting import until
 
+from vrampool.queueing import MpsState
+
 MIB = 1024**2
 
 
@@ -30,7 +32,7 @@ def mps_pool(own_settings: None, tmp_path_factory: pytest.TempPathFactory) -> It
     env = {**fake.env, "PATH": f"{mps_control.install(tools)}:{os.environ['PATH']}"}
     maker = PoolMaker(lambda: tmp_path_factory.mktemp("pool"))
     made = maker(gpu="all", share=False, budget="75%", mps="on", concurrency="memory", max_trials=6, env=env)
-    until(lambda: [item for item in made.devices() if item.versions.get("mps") == "on"], what="MPS")
+    until(lambda: [item for item in made.devices() if item.mps is not None and item.mps.state == "on"], what="MPS")
     yield made
     maker.close()
 
@@ -92,6 +94,9 @@ def test_a_fault_that_all_clients_are_told_of_loses_no_trial(mps_pool: LivePool,
     assert len(first) == 4 and all(facts.end == "preempted" for facts in first)
     assert "took down all clients of MPS" in first[0].text
     assert all("left MPS" in facts_of(trial).mps_reason for trial in final.values())
+    told = until(lambda: [item.mps for item in mps_pool.devices() if item.mps and item.mps.outside], what="the beat")[0]
+    assert told.state == "on" and [name for name in told.outside if "objective" in name]
+    assert all("took down all clients" in why for why in told.outside.values())
 
 
 @pytest.mark.slow
@@ -103,3 +108,4 @@ def test_without_the_control_program_the_pool_works_and_says_so(make_pool: PoolM
     assert all(trial.state == TrialState.COMPLETE for trial in handle.trials)
     assert "MPS is off: nvidia-cuda-mps-control is not installed" in pool.logs()
     assert all(facts_of(trial).mps is None for trial in handle.trials)
+    assert [item.mps for item in pool.devices()] == [MpsState("off", "nvidia-cuda-mps-control is not installed")]

@@ -10,6 +10,8 @@ import pytest
 from support.waiting import until
 
 from vrampool.messages import MemorySample, ObjectiveRef
+from vrampool.queueing import MpsState
+from vrampool_worker.attempts import Stage
 from vrampool_worker.devices.mps import MpsError
 from vrampool_worker.lanes import Inbox, Timers
 from vrampool_worker.ledger.concurrency import BUSY, BUSY_MPS, Concurrency
@@ -79,6 +81,7 @@ class Bench:
             spec=SimpleNamespace(objective=reference),
             child=SimpleNamespace(pid=pid),
             sample=MemorySample(cuda_initialized=True),
+            stage=Stage.RUNNING,
             mps=False,
             mps_reason="",
             mps_client=None,
@@ -92,7 +95,7 @@ def daemon() -> PaperDaemon:
 
 def test_a_trial_is_asked_for_once_it_uses_the_card(daemon):
     bench = Bench(daemon)
-    bench.await_(lambda: bench.watch.words == "on")
+    bench.await_(lambda: bench.watch.state == "on")
     trial = bench.trial(7)
     assert bench.watch.place(trial) == {"limit": "1024"} and trial.mps
     trial.sample = MemorySample(cuda_initialized=False)
@@ -102,7 +105,7 @@ def test_a_trial_is_asked_for_once_it_uses_the_card(daemon):
     trial.sample = MemorySample(cuda_initialized=True)
     bench.watch.on_sample(trial)
     bench.await_(lambda: trial.mps_client is not None)
-    assert trial.mps_client is True and bench.watch.words == "on"
+    assert trial.mps_client is True and bench.watch.state == "on"
     assert bench.concurrency.busy_bound == BUSY_MPS
     bench.watch.close()
     assert daemon.closed
@@ -111,14 +114,14 @@ def test_a_trial_is_asked_for_once_it_uses_the_card(daemon):
 def test_when_one_is_no_client_nothing_more_is_given_to_mps(daemon):
     """It would be held by torch's cap alone, and the next one too."""
     bench = Bench(daemon)
-    bench.await_(lambda: bench.watch.words == "on")
+    bench.await_(lambda: bench.watch.state == "on")
     trial = bench.trial(7)
     bench.watch.place(trial)
     daemon.found = {8}
     bench.watch.on_sample(trial)
     bench.await_(lambda: trial.mps_client is not None)
     assert trial.mps_client is False
-    assert bench.watch.words == "off: digits/7 was given to MPS and runs without it (its clients are [8])"
+    assert bench.watch.told() == MpsState("off", "digits/7 was given to MPS and runs without it (its clients are [8])")
     assert bench.concurrency.busy_bound == BUSY
     following = bench.trial(9)
     assert bench.watch.place(following) == {} and "runs without it" in following.mps_reason
@@ -132,14 +135,14 @@ def test_while_the_daemon_starts_trials_run_outside(daemon):
 
 def test_a_daemon_that_ends_is_seen_and_what_is_left_of_it_ended(daemon):
     bench = Bench(daemon)
-    bench.await_(lambda: bench.watch.words == "on")
+    bench.await_(lambda: bench.watch.state == "on")
     daemon.running = False
     bench.timers.run(1e12)
-    assert bench.watch.words == "off: its daemon has ended" and daemon.swept
+    assert bench.watch.told() == MpsState("off", "its daemon has ended") and daemon.swept
 
 
 def test_a_daemon_that_does_not_start_leaves_trials_outside(daemon):
     daemon.fails = "no such card"
     bench = Bench(daemon)
-    bench.await_(lambda: bench.watch.words == "off: no such card")
+    bench.await_(lambda: bench.watch.told() == MpsState("off", "no such card"))
     assert bench.watch.place(bench.trial(7)) == {}

@@ -113,12 +113,17 @@ class MpsRules:
             return self.refusal
         standing = self._standing.get(objective, Standing.NEW)
         if standing is Standing.OUT:
-            return self._reasons[objective]
+            return f"its objective left MPS: {self._reasons[objective]}"
         if alone:
             return "it has the card to itself"
         if standing is Standing.NEW:
             return "its objective has not run well outside MPS yet"
         return ""
+
+    @property
+    def outside(self) -> dict[str, str]:
+        """Objectives that run outside for good, and why."""
+        return {name: self._reasons[name] for name, standing in self._standing.items() if standing is Standing.OUT}
 
     def canary_ended(self, objective: str, *, well: bool, cap_read_back: bool) -> None:
         """Take note of a trial that ran outside: it clears its objective, if it ended well.
@@ -195,4 +200,4 @@ class MpsRules:
 
     def _put_out(self, objective: str, text: str) -> None:
         self._standing[objective] = Standing.OUT
-        self._reasons[objective] = f"its objective left MPS: {text}"
+        self._reasons[objective] = text

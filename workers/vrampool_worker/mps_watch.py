@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from vrampool.messages import EndKind, OutcomeKind
+from vrampool.queueing import MpsState
 from vrampool.settings import Settings
 from vrampool_worker.attempts import Attempt, Ending, Stage
 from vrampool_worker.devices.mps import PROGRAM, MpsDaemon, MpsError, find_program
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("vrampool.worker")
 _LOOK_S = 1.0
+#: Objectives that run outside and are told by name; the newest.
+_MOST_TOLD = 8
 
 
 class MpsWatch:
@@ -44,7 +47,17 @@ class MpsWatch:
         self._held: list[tuple[Attempt, Ended]] = []  #: ended with a fault; how, is judged at the end of the window
         self._checking: set[str] = set()
         self._ready = False
-        self.words = rules.refusal or "starting"
+
+    @property
+    def state(self) -> str:
+        """Return "starting", "on" or "off"."""
+        return "on" if self._ready else "off" if self._rules.refusal else "starting"
+
+    def told(self) -> MpsState:
+        """Return how MPS stands on this card, for the worker's record."""
+        outside = list(self._rules.outside.items())[-_MOST_TOLD:]
+        clients = sum(item.stage is Stage.RUNNING and item.mps_client is not False for item in self._clients.values())
+        return MpsState(self.state, self._rules.refusal, clients, {_name(key): why for key, why in outside})
 
     # ---- life ----------------------------------------------------------------------------------------
 
@@ -64,7 +77,7 @@ class MpsWatch:
         if error is not None:
             self._give_up(str(error))
             return
-        self._ready, self.words = True, "on"
+        self._ready = True
         if self._concurrency is not None:
             self._concurrency.busy_bound = BUSY_MPS
         _log.info("MPS is on, below process %s", self._daemon.guard_pid)
@@ -83,7 +96,7 @@ class MpsWatch:
     def _give_up(self, why: str) -> None:
         """Start no more clients. Those that run meet the end of MPS by themselves, and are judged then."""
         _log.warning("MPS is off: %s", why)
-        self._ready, self._rules.refusal, self.words = False, why, f"off: {why}"
+        self._ready, self._rules.refusal = False, why
         if self._concurrency is not None:
             self._concurrency.busy_bound = BUSY
 
@@ -171,10 +184,15 @@ def _objective(attempt: Attempt) -> str:
     return f"{reference.bundle_sha256 or reference.source_sha256 or ''}:{reference.target}"
 
 
+def _name(objective: str) -> str:
+    """Return an objective's name for people: "train.py:objective"."""
+    return objective.partition(":")[2].rpartition("/")[2]
+
+
 def make_mps(
     loop: WorkerLoop, settings: Settings, env: Mapping[str, str], concurrency: Concurrency | None
 ) -> MpsWatch | None:
-    """Return MPS for a loop whose settings ask for it; None where it is off, or cannot be.
+    """Return MPS for a loop whose settings ask for it; None where it is off, or cannot be: then the loop is told why.
 
     Args:
         loop: The worker's loop.
@@ -192,13 +210,14 @@ def make_mps(
         lacks = "the card is shared with other workers, and a card has one daemon"
     elif program is None:
         lacks = f"{PROGRAM} is not installed"
-    if lacks or program is None:
-        _log.warning("MPS is off: %s", lacks)
-        return None
     try:
-        daemon = MpsDaemon(loop.device.id, program, env)
+        if program is not None and not lacks:
+            daemon = MpsDaemon(loop.device.id, program, env)
     except (MpsError, OSError) as error:
-        _log.warning("MPS is off: %s", error)
+        lacks = str(error)
+    if lacks:
+        _log.warning("MPS is off: %s", lacks)
+        loop.mps_lacks = lacks
         return None
     rules = MpsRules(settings.mps, loop.ledger.budget_bytes, loop.device.total_bytes)
     return MpsWatch(loop, daemon, rules, concurrency)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vrampool._version import __version__
 from vrampool.messages import WIRE_VERSION, EndKind
-from vrampool.queueing import RunningTrial, TransientRedisError, WorkerRecord
+from vrampool.queueing import MpsState, RunningTrial, TransientRedisError, WorkerRecord
 from vrampool_worker.asking import full_submissions
 from vrampool_worker.attempts import Attempt, Stage
 from vrampool_worker.beat import Held
@@ -121,7 +121,7 @@ class Chronicle:
             reason=reason,
             running=running,
             refused=dict(loop.refused),
-            versions=self._versions if loop.mps is None else {**self._versions, "mps": loop.mps.words},
+            versions=self._versions,
             most_bytes=loop.ledger.most_bytes(time.monotonic()),
             room_bytes=loop.ledger.offer(time.monotonic()).room_bytes,
             earmark=loop.ledger.earmark.job_id if loop.ledger.earmark else "",
@@ -129,6 +129,7 @@ class Chronicle:
             unknown=_unknown(loop),
             leftovers=loop.releases.sentences,
             overhead_bytes=loop.ledger.overhead_bytes if loop.device.kind == "cuda" else None,
+            mps=_mps(loop),
             beat_at=time.time(),
         )
 
@@ -252,6 +253,13 @@ def _unknown(loop: WorkerLoop) -> tuple[str, ...]:
         return ()
     # Utilisation is known from the second reading on; with it each worker would begin with a change.
     return tuple(name for name in loop.reading.unknown if name != "utilisation")
+
+
+def _mps(loop: WorkerLoop) -> MpsState | None:
+    """Return how MPS stands on the card; None where nobody asked for it."""
+    if loop.mps is not None:
+        return loop.mps.told()
+    return MpsState("off", loop.mps_lacks) if loop.mps_lacks else None
 
 
 def versions() -> dict[str, str]:

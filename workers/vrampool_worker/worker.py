@@ -119,6 +119,7 @@ class WorkerLoop:
             busy_interval_s=min(settings.sample_s, 0.1) if device.kind == "cpu" else None,
         )
         self.mps: MpsWatch | None = None  #: on a card whose trials run side by side through MPS
+        self.mps_lacks = ""  #: why there is none, though it was asked for
         self.connected = False  #: the storage was opened
         self._taking = False
         self._wakes = 1

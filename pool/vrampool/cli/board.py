@@ -132,8 +132,10 @@ def _device(device: WorkerRecord, snapshot: Snapshot, width: int, marks: Sequenc
     leased = sum(max(item.lease_bytes, item.measured_bytes or 0) for item in device.running)
     left = Text.assemble((device.device_name, "bold"), (f"  {device.host}", "dim"))
     right = Text(device.state, style=_STATE_STYLES.get(device.state, ""))
+    if device.mps is not None:
+        right = Text.assemble(f"{device.mps.short}  ", right)
     if (utilisation := sample.get("utilisation")) is not None:
-        right = Text.assemble(f"{utilisation:.0f} % busy  ", right)
+        right = Text.assemble(f"{100 * utilisation:.0f} % busy  ", right)
     yield _sides(left, right, width)
     words = f"{_of(held, device.budget_bytes)} held, {format_bytes(leased)} leased"
     strangers = sample.get("strangers_bytes") or 0
@@ -143,6 +145,8 @@ def _device(device: WorkerRecord, snapshot: Snapshot, width: int, marks: Sequenc
     yield Text.assemble("  ", bar(room, device.budget_bytes, held + strangers, leased + strangers, marks), f"  {words}")
     if device.reason:
         yield Text(f"  {device.reason}", style="dim" if device.state == "ready" else "yellow")
+    for note in (*device.leftovers, *(device.mps.notes if device.mps is not None else ())):
+        yield Text(f"  {note}", style="yellow")
     names = [f"{item.study}/{item.number}" for item in device.running]
     wide = min(max(map(len, names), default=0), max(12, width - 56))
     for item, name in zip(device.running, names, strict=True):

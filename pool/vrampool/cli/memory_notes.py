@@ -24,6 +24,10 @@ def device_notes(device: WorkerRecord, releases: ReleaseSummary | None) -> Itera
         yield release_words(releases)
     for leftover in device.leftovers:
         yield f"left behind: {leftover}"
+    if device.mps is not None:
+        if device.mps.state != "off":
+            yield device.mps.short
+        yield from device.mps.notes
     if device.unknown:
         yield f"it does not tell {', '.join(dict.fromkeys(_FIELDS.get(name, name) for name in device.unknown))}"
 

@@ -58,8 +58,8 @@ def card(
         "driver_bytes": sample.get("driver_reserved_bytes"),
         "others_bytes": sample.get("strangers_bytes"),
         "utilisation": sample.get("utilisation"),
-        "mps": sample.get("mps"),
-        "leftovers": list(getattr(worker, "leftovers", ())) if gone_s is None else [],
+        "mps": worker.mps.short if worker.mps is not None and gone_s is None else None,
+        "notes": _notes(worker) if gone_s is None else [],
         "trials": [
             {
                 "study": item.study,
@@ -75,6 +75,11 @@ def card(
             for item in (worker.running if gone_s is None else ())
         ],
     }
+
+
+def _notes(worker: WorkerRecord) -> list[str]:
+    """Return what somebody may want to do something about."""
+    return [*worker.leftovers, *(worker.mps.notes if worker.mps is not None else ())]
 
 
 def _of(known: Mapping[Any, Mapping[str, Any]], trial: Any, name: str) -> Any:

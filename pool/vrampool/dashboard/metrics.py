@@ -95,6 +95,13 @@ def _devices(figures: Figures) -> Iterator[Metric]:
     yield family("device_sm_utilisation_ratio", "Share of multiprocessors at work", busy)
     residue = (figures.residue_bytes.get(worker.device_id, 0) for worker in workers)
     yield family("residue_bytes", "Left behind by trials released within the last hour", residue)
+    told = [worker.mps for worker in workers]
+    on = (None if mps is None else float(mps.state == "on") for mps in told)
+    yield family("device_mps", "1 where trials run under NVIDIA's MPS, 0 where it was asked for and is not on", on)
+    clients = (None if mps is None else mps.clients for mps in told)
+    yield family("mps_clients", "Trials that run as clients of MPS", clients)
+    outside = (None if mps is None else len(mps.outside) for mps in told)
+    yield family("mps_objectives_outside", "Objectives that run outside MPS for good, after a fault", outside)
     states = GaugeMetricFamily("vrampool_device_state", "1 for the state a device is in", labels=[*labels, "state"])
     for label_values, worker in zip(names, workers, strict=True):
         for state in _STATES:

@@ -16,7 +16,7 @@ from vrampool.queueing.leadership import Leadership
 from vrampool.queueing.liveness import Liveness
 from vrampool.queueing.outputs import Outputs, Piece
 from vrampool.queueing.overheads import Overheads
-from vrampool.queueing.registry import Registry, RunningTrial, WorkerRecord
+from vrampool.queueing.registry import MpsState, Registry, RunningTrial, WorkerRecord
 from vrampool.queueing.taking import Answer, Earmark, Offer, Taken, ask, discard, open_taken, put_back, take
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "JobQueue",
     "Leadership",
     "Liveness",
+    "MpsState",
     "Offer",
     "Outputs",
     "Overheads",

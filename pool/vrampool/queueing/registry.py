@@ -35,6 +35,32 @@ class RunningTrial:
 
 
 @dataclass(frozen=True)
+class MpsState:
+    """NVIDIA's MPS on a worker's card, where `--mps` asked for it."""
+
+    state: str  #: "starting", "on" or "off"
+    reason: str = ""  #: why it is off, in words
+    clients: int = 0  #: trials that run as its clients
+    outside: dict[str, str] = field(default_factory=dict)  #: objectives that run outside for good: name -> why
+
+    @property
+    def short(self) -> str:
+        """Return it in a word or two: "MPS on, 3 trials"."""
+        trials = "" if not self.clients else ", 1 trial" if self.clients == 1 else f", {self.clients} trials"
+        return f"MPS {self.state}{trials}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what is to be known beside it: why it is off, and which objectives it does without."""
+        off = (f"MPS is off: {self.reason}",) if self.reason else ()
+        return (*off, *(f"{name} runs outside MPS: {why}" for name, why in self.outside.items()))
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any]) -> Self:
+        return cls(**_known(cls, raw))
+
+
+@dataclass(frozen=True)
 class WorkerRecord:
     """What a worker tells of itself with every beat."""
 
@@ -63,6 +89,7 @@ class WorkerRecord:
     overhead_bytes: int | None = None  #: what a trial's lease is larger than the cap on torch's allocator; CPU: None
     grantable_bytes: int | None = None  #: of the budget, what a trial can get at most: the rest is the driver's
     shrinkable_bytes: int = 0  #: what its running trials could give back for one that waits
+    mps: MpsState | None = None  #: None: it was not asked for
     beat_at: float = 0.0  #: seconds since the epoch, by the worker's clock
 
     @property
@@ -85,6 +112,8 @@ class WorkerRecord:
         values = _known(cls, raw)
         values["running"] = tuple(RunningTrial.from_json(item) for item in values.get("running", ()))
         values |= {name: tuple(values[name]) for name in _TUPLES if name in values}
+        if values.get("mps") is not None:
+            values["mps"] = MpsState.from_json(values["mps"])
         return cls(**values)
 
 

@@ -19,7 +19,7 @@ export class DeviceCard {
     this.chip = el("span", { class: "chip" });
     this.acts = el("div", { class: "acts" });
     this.why = el("p", { class: "why" });
-    this.left = el("p", { class: "left", hidden: true });
+    this.notes = el("p", { class: "notes", hidden: true });
     this.chart = new MemoryChart("Memory over time", (index) => this.tell(index));
     this.strip = new BusyStrip("Use of the multiprocessors over time");
     this.at = el("span");
@@ -33,7 +33,7 @@ export class DeviceCard {
       [["Time"], ["In use", true], ["Other programs", true], ["Driver", true], ["SM", true], ["Trials (held of lease; torch reserved, allocated, cap)"]],
       () => this.tableRows());
     this.node = el("article", { class: "card fresh", "aria-label": key },
-      el("header", {}, this.title, this.sub, this.chip, this.acts), this.why, this.left, this.chart.node, this.strip.node,
+      el("header", {}, this.title, this.sub, this.chip, this.acts), this.why, this.notes, this.chart.node, this.strip.node,
       el("div", { class: "readout" }, this.at, this.sum), this.table, this.idle, this.behind.node);
     this.node.gone = () => { this.chart.end(); this.strip.end(); };
   }
@@ -63,15 +63,15 @@ export class DeviceCard {
     this.device = device;
     this.now = now;
     setText(this.title, device.label);
-    setText(this.sub, [device.name, device.host, device.mps ? `MPS ${device.mps}` : ""].filter(Boolean).join(" · "));
+    setText(this.sub, [device.name, device.host, device.mps].filter(Boolean).join(" · "));
     setAttribute(this.sub, "title", `worker ${device.worker}, device ${device.device}`);
     setText(this.chip, device.state);
     setAttribute(this.chip, "data-tone", TONES[device.state] ?? "warn");
     this.chip.hidden = device.state === "ready";
     setAttribute(this.node, "aria-label", `${device.label}, ${device.name}, ${device.state}`);
     setText(this.why, device.reason || `${bytes(device.free_bytes)} free of its ${bytes(device.budget_bytes)}`);
-    setText(this.left, device.leftovers.join("; "));
-    this.left.hidden = !device.leftovers.length;
+    setText(this.notes, device.notes.join("; "));
+    this.notes.hidden = !device.notes.length;
     setAttribute(this.chart.node, "aria-label", this.label());
     this.showActs(mayAct);
     this.showTrials();
