@@ -10,7 +10,7 @@ pytest.importorskip("sklearn", reason="learning needs the extra `learn`")
 
 from vrampool.memory import explaining
 from vrampool.memory.explaining import TrialMemory, explain
-from vrampool.memory.peaks import PastPeak
+from vrampool.memory.peaks import PastPeak, Taught
 from vrampool.units import GIB
 
 
@@ -35,6 +35,16 @@ def test_what_was_predicted_is_held_against_what_was_held():
     assert record.median_error == pytest.approx(0.1, abs=0.01)
     assert record.over_reserved == pytest.approx(1.0)
     assert json.loads(json.dumps(found.to_json()))["trials"][0]["peak_bytes"] == rows[0].peak_bytes
+
+
+def test_what_the_coordinator_learns_from_is_what_the_model_rests_on():
+    """A study with a single trial has a model, where earlier ones of the same code have taught it."""
+    rows = [row(number) for number in range(10)]
+    earlier = tuple(item.past for item in rows if item.past is not None)
+    assert explain(rows[:1]).model is None
+    model = explain(rows[:1], Taught((rows[0].past,), earlier)).model
+    assert model is not None and (model.trials, model.earlier) == (11, 10)
+    assert explain(rows, Taught(())).model is None, "and what it does not learn from is not learned from here"
 
 
 def test_of_too_few_trials_it_says_so():

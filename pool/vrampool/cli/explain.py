@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from vrampool.memory.explaining import Explanation, TrialMemory
+    from vrampool.memory.explaining import Explanation, ModelState, TrialMemory
 
 
 @click.command()
@@ -27,12 +27,17 @@ def explain(study_name: str, last: int, as_json: bool, **given: Any) -> int:
     from rich.console import Console
 
     from vrampool.cli.output import to_json
+    from vrampool.coordinator.earlier import taught
     from vrampool.measured import trial_memory
     from vrampool.memory.explaining import explain as find
+    from vrampool.signing import load_secret
 
     pool = running_pool(take_settings(given))
     handle = pool.attach(study_name)
-    found = find([trial_memory(trial) for trial in handle.study.get_trials(deepcopy=False)])
+    trials = handle.study.get_trials(deepcopy=False)
+    signer = load_secret(pool.settings, create=False)
+    known = taught(pool.storage, signer, study_name, trials, pool.devices())
+    found = find([trial_memory(trial) for trial in trials], known)
     if as_json:
         print(to_json({"study": study_name, "vram": str(handle.spec.vram), **found.to_json()}))
         return 0
@@ -90,7 +95,8 @@ def print_model(found: Explanation, console: Console) -> None:
     else:
         model = found.model
         console.print(
-            f"The model has learned from {model.trials} trials (and {model.bounds} lower bounds). Each predicted from "
+            f"The model has learned from {model.trials} trials{_earlier(model)} (and {model.bounds} lower bounds). "
+            f"Each predicted from "
             f"all others, it is off by {model.median_error:.1%} (median), and would ask for too little for "
             f"{model.under:.1%}. {format_bytes(model.overhead_bytes)} of each trial are overhead.",
             markup=False,
@@ -108,6 +114,10 @@ def print_model(found: Explanation, console: Console) -> None:
         words.append(f"{record.refused} proposals refused before they ran, for they fit no device")
     if words:
         console.print("; ".join(words) + ".", markup=False)
+
+
+def _earlier(model: ModelState) -> str:
+    return f", {model.earlier} peaks of earlier studies with the same code among them," if model.earlier else ""
 
 
 def _size(number: int | None) -> str:

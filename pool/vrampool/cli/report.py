@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vrampool.cli.options import pool_options, take_settings
-from vrampool.errors import InputError, StudyError, UnreachableError
+from vrampool.errors import InputError, SettingsError, StudyError, UnreachableError
 
 if TYPE_CHECKING:
+    from vrampool.memory.peaks import Taught
     from vrampool.reports.page import OnStep
     from vrampool.settings import Settings
 
@@ -32,7 +33,7 @@ def report(study_name: str, output: Path, png: bool, **given: Any) -> int:
     is not known then.
     """
     settings = take_settings(given)
-    study, releases = _read(settings, study_name)
+    study, releases, taught = _read(settings, study_name)
     try:
         from vrampool.reports.content import make_report
         from vrampool.reports.page import write_page
@@ -45,7 +46,7 @@ def report(study_name: str, output: Path, png: bool, **given: Any) -> int:
     files = [output] + ([output.with_suffix(".png")] if png and not picture else [])
     with _progress() as on_step:
         on_step("reading", 0.0)
-        made = make_report(study, releases)
+        made = make_report(study, releases, taught)
         for file in files:
             write: Any = write_picture if file.suffix.lower() == ".png" else write_page
             try:
@@ -59,8 +60,11 @@ def report(study_name: str, output: Path, png: bool, **given: Any) -> int:
     return 0
 
 
-def _read(settings: Settings, study_name: str) -> tuple[Any, Any]:
-    """Return the study, and what came back after its trials; None where the pool's Redis is not there."""
+def _read(settings: Settings, study_name: str) -> tuple[Any, Any, Any]:
+    """Return the study; what came back after its trials, None where the pool's Redis is not there; what it learns from.
+
+    The last is None where the pool's secret is not here: other studies of the same code cannot be told then.
+    """
     import optuna
 
     from vrampool.local.starting import attach
@@ -80,13 +84,26 @@ def _read(settings: Settings, study_name: str) -> tuple[Any, Any]:
     except KeyError:
         known = ", ".join(sorted(item.study_name for item in opened.get_all_studies())[-5:])
         raise StudyError(f"there is no study {study_name!r}{f'; known: {known}' if known else ''}") from None
+    taught = _taught(settings, opened, study)
     if settings.redis is None:
-        return study, None
+        return study, None, taught
     try:
-        return study, History(connect(settings.redis, role="client"), settings.pool).releases(study_name)
+        return study, History(connect(settings.redis, role="client"), settings.pool).releases(study_name), taught
     except (UnreachableError, TransientRedisError) as error:
         print(f"residue is not known: {error}", file=sys.stderr)
-        return study, None
+        return study, None, taught
+
+
+def _taught(settings: Settings, storage: Any, study: Any) -> Taught | None:
+    """Return what the pool learns from."""
+    from vrampool.coordinator.earlier import taught
+    from vrampool.signing import load_secret
+
+    try:
+        signer = load_secret(settings, create=False)
+    except SettingsError:
+        return None
+    return taught(storage, signer, study.study_name, study.get_trials(deepcopy=False))
 
 
 @contextmanager

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+from optuna.trial import FrozenTrial
 
 from vrampool.coordinator.sizing import Sizing
 from vrampool.errors import MessageError
 from vrampool.measured import past_peak
 from vrampool.memory.declared import read_vram
 from vrampool.memory.learning.fitting import Fitter, available
-from vrampool.memory.peaks import PastPeak
+from vrampool.memory.peaks import PastPeak, Taught
 from vrampool.messages import EndKind, ObjectiveRef, SubmissionSpec
+from vrampool.queueing import WorkerRecord
 from vrampool.signing import Signer, open_spec
 from vrampool.storage import Catalog, SubmissionRow, attempt_of, mark_of
 
@@ -103,11 +107,57 @@ class EarlierSubmissions:
                 found.append(peak)
         return found
 
+    def newest(self, study_name: str) -> SubmissionSpec | None:
+        """Return the newest submission of a study; None: it has none that this pool has signed."""
+        rows = [row for row in self._catalog.submissions() if row.study_name == study_name]
+        specs = (self._open(row) for row in sorted(rows, key=lambda row: -row.sequence))
+        return next((spec for spec in specs if spec is not None), None)
+
     def _open(self, row: SubmissionRow) -> SubmissionSpec | None:
         try:
             return open_spec(self._signer, row.id, row.spec_text)
         except MessageError:
             return None
+
+
+def taught(
+    storage: Any, signer: Signer, study_name: str, trials: Sequence[FrozenTrial], records: Iterable[WorkerRecord] = ()
+) -> Taught | None:
+    """Return what the requests of a study are learned from, as the coordinator sees it: for who explains them.
+
+    Args:
+        storage: The pool's storage.
+        signer: Opens submissions.
+        study_name: The study; its newest submission says which code is the same.
+        trials: All its trials, as read just now.
+        records: The live workers; without any, the devices count on which the study's own trials ran.
+
+    Returns:
+        The peaks; None: the study has no submission of this pool.
+    """
+    earlier = EarlierSubmissions(storage, Catalog(storage), signer)
+    spec = earlier.newest(study_name)
+    if spec is None:
+        return None
+    sizing = Sizing(spec, None, earlier.peaks(spec), earlier.of_other_code(spec))
+    for trial in trials:
+        if trial.state.is_finished():
+            sizing.learn(trial)
+    records = list(records)
+    running = {
+        item.number: item.peak_bytes
+        for record in records
+        for item in record.running
+        if item.study == study_name and item.peak_bytes
+    }
+    sizing.watch({number: peak for number, peak in running.items() if _runs(trials, number)}, trials)
+    sizing.devices([record.device_name for record in records] or [peak.device for peak in sizing.taught.own])
+    return sizing.taught
+
+
+def _runs(trials: Sequence[FrozenTrial], number: int) -> bool:
+    """Say whether a trial has not ended yet: workers tell of it a moment longer."""
+    return number < len(trials) and not trials[number].state.is_finished()
 
 
 def is_same_code(one: ObjectiveRef, other: ObjectiveRef) -> bool:

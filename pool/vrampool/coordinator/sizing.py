@@ -13,7 +13,7 @@ from vrampool.measured import past_peak, planned_params
 from vrampool.memory.declared import read_vram
 from vrampool.memory.dominance import needs_no_less
 from vrampool.memory.learning.fitting import Fitter
-from vrampool.memory.peaks import PastPeak
+from vrampool.memory.peaks import PastPeak, Taught
 from vrampool.memory.requests import Request, next_request
 from vrampool.messages import EndKind, SubmissionSpec
 from vrampool.storage import attempt_of, mark_of
@@ -103,7 +103,12 @@ class Sizing:
         if state == self._wanted or not peaks:
             return
         self._wanted = state
-        self._fitter.want(self._spec.submission_id, [*peaks, *self._infeasible, *self._running.values()])
+        self._fitter.want(self._spec.submission_id, self.taught.peaks)
+
+    @property
+    def taught(self) -> Taught:
+        """What the model learns from: peaks on devices as the pool has them, what fitted none, and what runs."""
+        return Taught((*self._own_here(), *self._infeasible, *self._running.values()), self._earlier_here())
 
     def close(self) -> None:
         """The submission has ended."""
@@ -121,9 +126,17 @@ class Sizing:
         return [*self._earlier, *self._peaks]
 
     def _of_these_devices(self) -> list[PastPeak]:
-        if not self._kinds:
-            return self._peaks  # whatever its own trials ran on; another study's word is not taken for it
-        return [peak for peak in self._all() if not peak.device or peak.device in self._kinds]
+        return [*self._earlier_here(), *self._own_here()]
+
+    def _earlier_here(self) -> tuple[PastPeak, ...]:
+        return tuple(peak for peak in self._earlier if self._kinds and self._is_here(peak))
+
+    def _own_here(self) -> tuple[PastPeak, ...]:
+        # Before a device is known: whatever its own trials ran on; another study's word is not taken for it.
+        return tuple(peak for peak in self._peaks if not self._kinds or self._is_here(peak))
+
+    def _is_here(self, peak: PastPeak) -> bool:
+        return not peak.device or peak.device in self._kinds
 
     # ---- requests ----------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from vrampool.memory.learning.fitting import available
-from vrampool.memory.peaks import PastPeak
+from vrampool.memory.peaks import PastPeak, Taught
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class ModelState:
 
     trials: int  #: whole peaks it learned from
     bounds: int  #: lower bounds it learned from
+    earlier: int  #: peaks it was given of earlier studies with the same code
     median_error: float  #: of the predicted peak
     under: float  #: part of the trials for which too little would be asked
     overhead_bytes: int  #: what a trial holds whatever its parameters are
@@ -95,21 +96,24 @@ class Explanation:
         }
 
 
-def explain(trials: Sequence[TrialMemory], *, earlier: Sequence[PastPeak] = ()) -> Explanation:
+def explain(trials: Sequence[TrialMemory], taught: Taught | None = None) -> Explanation:
     """Explain the memory of a study.
 
     Args:
         trials: Its attempts, by number.
-        earlier: Peaks of earlier studies with the same objective, on the same kind of device.
+        taught: What the coordinator learns from (`coordinator.earlier.taught`); None: that is not known here, so the
+            study's own peaks.
     """
-    record = _record(trials)
+    record = record_of(trials)
+    if taught is None:
+        taught = Taught(tuple(trial.past for trial in trials if trial.past is not None))
     if not available():
         note = "scikit-learn is not here, so nothing is learned from parameters: pip install 'vrampool[learn]'"
         return Explanation(tuple(trials), (), None, record, note)
     from vrampool.memory.learning.learned import learn
     from vrampool.memory.learning.model import LEAST_TRIALS
 
-    learned = learn([*earlier, *(trial.past for trial in trials if trial.past is not None)])
+    learned = learn(taught.peaks)
     if learned is None:
         note = f"fewer than {LEAST_TRIALS} trials have shown their whole peak, so nothing is learned yet"
         return Explanation(tuple(trials), (), None, record, note)
@@ -119,11 +123,19 @@ def explain(trials: Sequence[TrialMemory], *, earlier: Sequence[PastPeak] = ()) 
         for effect in learned.effects.values()
     )
     quality = learned.quality
-    state = ModelState(quality.trials, quality.bounds, quality.median_error, quality.under, learned.overhead_bytes)
+    state = ModelState(
+        trials=quality.trials,
+        bounds=quality.bounds,
+        earlier=len(taught.earlier),
+        median_error=quality.median_error,
+        under=quality.under,
+        overhead_bytes=learned.overhead_bytes,
+    )
     return Explanation(tuple(trials), drivers, state, record)
 
 
-def _record(trials: Sequence[TrialMemory]) -> Record:
+def record_of(trials: Sequence[TrialMemory]) -> Record:
+    """Return how well the requests of these attempts did."""
     whole = [trial for trial in trials if trial.peak_bytes and not trial.at_least]
     errors = [
         abs(trial.predicted_bytes - trial.peak_bytes) / trial.peak_bytes

@@ -1,4 +1,4 @@
-"""What one earlier trial needed."""
+"""What earlier trials needed."""
 
 from __future__ import annotations
 
@@ -23,3 +23,14 @@ class PastPeak(NamedTuple):
     def at_least_bytes(self) -> int:
         """What it needed at the least."""
         return self.peak_bytes + self.asked_bytes
+
+
+class Taught(NamedTuple):
+    """The peaks from which the requests of a submission are learned."""
+
+    own: tuple[PastPeak, ...] = ()  #: of its study
+    earlier: tuple[PastPeak, ...] = ()  #: of other studies with the same code, on the same kind of device
+
+    @property
+    def peaks(self) -> tuple[PastPeak, ...]:
+        return (*self.earlier, *self.own)

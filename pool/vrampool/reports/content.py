@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vrampool.memory.explaining import Explanation, explain
+from vrampool.memory.peaks import Taught
 from vrampool.messages import EndKind
 from vrampool.reports.advice import Advice, advise
 from vrampool.units import format_bytes
@@ -61,19 +62,22 @@ class Report:
         return f"{self.study.name}: memory and time"
 
 
-def make_report(study: optuna.Study, releases: Iterable[Mapping[str, Any]] | None) -> Report:
+def make_report(
+    study: optuna.Study, releases: Iterable[Mapping[str, Any]] | None, taught: Taught | None = None
+) -> Report:
     """Read a study and say what its report holds.
 
     Args:
         study: The study.
         releases: What came back after each trial; None: not known, for the pool has ended.
+        taught: What the pool learns from; None: not known, so the study's own trials are.
 
     Raises:
         InputError: none of its trials has run in a pool.
     """
     releases = None if releases is None else list(releases)
     attempts = gather(study.study_name, study.get_trials(deepcopy=False), releases or ())
-    explanation = explain([attempt.memory for attempt in attempts.attempts])
+    explanation = explain([attempt.memory for attempt in attempts.attempts], taught)
     return Report(
         study=attempts,
         explanation=explanation,

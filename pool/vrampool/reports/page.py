@@ -100,9 +100,10 @@ def _drivers(drivers: tuple[Driver, ...], model: ModelState | None) -> str:
     )
     quality = ""
     if model is not None:
+        earlier = f" ({model.earlier} peaks of earlier studies with the same code among them)" if model.earlier else ""
         quality = (
-            f"Learned from {model.trials} trials; the median prediction is off by {model.median_error:.0%}, and for "
-            f"{model.under:.0%} of them too little would be asked."
+            f"Learned from {model.trials} trials{earlier}; the median prediction is off by {model.median_error:.0%}, "
+            f"and for {model.under:.0%} of them too little would be asked."
         )
     return (
         '<section id="drivers"><h2>What drives memory</h2>'
