@@ -9,7 +9,7 @@ from optuna.trial import FrozenTrial, TrialState
 from vrampool.memory.explaining import TrialMemory
 from vrampool.memory.peaks import PastPeak
 from vrampool.messages import AttemptFacts, EndKind, Verdict
-from vrampool.storage.marks import OVER_GIB_ATTR, PLAN, REQUEST, attempt_of, mark_of
+from vrampool.storage.marks import PLAN, REQUEST, attempt_of, mark_of
 from vrampool.storage.planned import load_plan
 
 _WELL = frozenset({EndKind.COMPLETE, EndKind.PRUNED})
@@ -60,7 +60,7 @@ def trial_memory(trial: FrozenTrial) -> TrialMemory:
         peak_bytes=None if facts is None else facts.peak_bytes,
         at_least=past is not None and past.censored,
         overhead_bytes=None if facts is None else facts.overhead_bytes,
-        over_gib=trial.system_attrs.get(OVER_GIB_ATTR),
+        over_gib=None if facts is None else facts.over_gib,
         run_s=None if facts is None else facts.run_s,
         refused=len(request.get("refused") or ()),
         past=past if trial.state != TrialState.RUNNING else None,

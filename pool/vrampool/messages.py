@@ -260,6 +260,7 @@ class AttemptFacts(_Message):
     overhead_bytes: int | None = None
     peak_bytes: int | None = None  #: what the device saw of it: reserved peak + overhead, or its tree's PSS
     peak_source: str = ""  #: "child", "nvml", "pss", "device"
+    over_gib: float | None = None  #: GiB by which the peak is over the pool's largest budget; negative: it fitted
     max_torch_reserved_bytes: int | None = None
     max_allocated_bytes: int | None = None
     shrunk_from_bytes: int | None = None  #: its lease before it was made smaller while the trial ran; None: it was not

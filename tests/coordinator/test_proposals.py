@@ -15,9 +15,20 @@ from support.infeasible_corner import search
 
 from vrampool.coordinator.proposals import MOST_REFUSED, Proposals
 from vrampool.coordinator.sizing import Refusal
-from vrampool.storage import PLAN, REQUEST, Mark, QueueView, dump_plan, mark_of, open_storage, record_plan
-from vrampool.storage.marks import OVER_GIB_ATTR
-from vrampool.storage.queue_view import even_constraints
+from vrampool.storage import (
+    ATTEMPT,
+    PLAN,
+    REQUEST,
+    Mark,
+    QueueView,
+    dump_plan,
+    mark_of,
+    open_storage,
+    prune_infeasible,
+    record_facts,
+    record_plan,
+)
+from vrampool.storage.queue_view import with_memory_constraints
 
 SPACE = {
     "x": optuna.distributions.FloatDistribution(0, 1),
@@ -44,6 +55,7 @@ class Asking:
     """A study in a real database, and what asks for its trials."""
 
     def __init__(self, url, sampler, limit):
+        self.url = url
         self.storage = open_storage(url, create_schema=True)
         self.study_id = self.storage.create_new_study([optuna.study.StudyDirection.MINIMIZE], "s")
         self.view = QueueView(self.storage, mark=Mark(submission="sub"))
@@ -66,7 +78,7 @@ class Asking:
         assert self.storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
         for name, distribution in SPACE.items():
             self.storage.set_trial_param(trial._trial_id, name, trial.user_attrs[PLAN][name][0], distribution)
-        self.storage.set_trial_system_attr(trial._trial_id, OVER_GIB_ATTR, -1.0)
+        record_facts(self.storage, trial._trial_id, {ATTEMPT: {"end": "complete", "over_gib": -1.0}})
         optuna.Study("s", self.storage, sampler=self.study.sampler).tell(trial.number, trial.user_attrs[PLAN]["x"][0])
 
 
@@ -182,7 +194,7 @@ def test_a_gaussian_process_keeps_away_from_what_was_refused(asking):
         _, trial = search_.ask()
         search_.finish(trial)
     assert all(item.state == TrialState.RUNNING for item in search_.proposals._past)
-    search_.view.even_constraints = True
+    search_.view.memory_constraints = True
     first = search_.trials()[0]
     bare = optuna.trial.create_trial(state=TrialState.COMPLETE, value=1.0, params=first.params, distributions=SPACE)
     search_.storage.create_new_trial(search_.study_id, bare)  # run by Optuna alone: nobody measured its memory
@@ -190,13 +202,36 @@ def test_a_gaussian_process_keeps_away_from_what_was_refused(asking):
     assert proposal.trial.params["x"] <= 0.7
 
 
-def test_where_no_trial_or_every_trial_has_the_constraint_nothing_is_made_up():
-    bare = optuna.trial.create_trial(value=1.0)
-    known = optuna.trial.create_trial(value=1.0, system_attrs={OVER_GIB_ATTR: -2.0})
-    assert even_constraints([bare, bare]) == [bare, bare]
-    assert even_constraints([known]) == [known]
-    assert [trial.constraints for trial in even_constraints([bare, known])] == [{"vrampool:over_gib": -2.0}] * 2
-    assert bare.constraints == {}
+def test_samplers_of_the_pool_are_shown_memory_as_a_constraint_of_every_complete_trial_or_of_none():
+    def ended(number, over_gib=None, state=TrialState.COMPLETE):
+        facts = {} if over_gib is None else {ATTEMPT: {"end": "complete", "over_gib": over_gib}}
+        made = optuna.trial.create_trial(
+            state=state, value=1.0, user_attrs=facts, system_attrs={"constraints:size": 2.0}
+        )
+        made.number = number
+        return made
+
+    bare = ended(0)
+    assert with_memory_constraints([bare, bare]) == [bare, bare]
+    seen = with_memory_constraints([bare, ended(1, -2.0), ended(2, -4.0), ended(3, state=TrialState.PRUNED)])
+    assert [trial.constraints.get("vrampool:over_gib") for trial in seen] == [-3.0, -2.0, -4.0, None]
+    assert all(trial.constraints["size"] == 2.0 for trial in seen) and "vrampool:over_gib" not in bare.constraints
+
+
+def test_optuna_alone_goes_on_with_a_gaussian_process_where_the_pool_was(asking):
+    """Its own trials have no memory constraint, and it refuses to work on some with and some without."""
+    pytest.importorskip("torch")
+    search_ = asking(RandomSampler(seed=1))
+    for _ in range(3):
+        search_.finish(search_.ask()[1])
+    lost = search_.ask()[1]
+    assert search_.storage.set_trial_state_values(lost._trial_id, TrialState.RUNNING)
+    prune_infeasible(search_.storage, lost._trial_id, 1.5)
+    alone = optuna.load_study(
+        study_name="s", storage=search_.url, sampler=GPSampler(seed=2, n_startup_trials=2, deterministic_objective=True)
+    )
+    alone.optimize(lambda trial: trial.suggest_float("x", 0, 1) + trial.suggest_float("y", 0, 1), n_trials=2)
+    assert [trial.state.name for trial in alone.trials[3:]] == ["PRUNED", "COMPLETE", "COMPLETE"]
 
 
 @pytest.mark.slow

@@ -147,7 +147,7 @@ def everything(study: Study) -> Any:
             trial.params if trial.system_attrs.get("fixed_params") else sorted(trial.params),
             repr(trial.intermediate_values),
             not_ours(trial.user_attrs),
-            not_ours(trial.constraints),
+            trial.constraints,
         )
         for trial in study.trials
     ]

@@ -287,13 +287,13 @@ def test_an_infeasible_trial_is_pruned_without_a_value_and_says_by_how_much(
     assert trial.datetime_complete is not None
 
 
-def test_facts_and_the_constraint_of_a_trial_that_fitted_are_one_write(storage: PoolStorage, study_id: int) -> None:
+def test_the_memory_of_a_trial_that_fitted_is_a_fact_and_no_constraint(storage: PoolStorage, study_id: int) -> None:
     trial_id = running(storage, study_id)
-    record_facts(storage, trial_id, {ATTEMPT: {"end": "complete", "peak_bytes": 5}}, over_gib=-3.5)
+    record_facts(storage, trial_id, {ATTEMPT: {"end": "complete", "peak_bytes": 5, "over_gib": -3.5}})
     trial = storage.get_trial(trial_id)
-    assert trial.constraints == {"vrampool:over_gib": -3.5}
+    assert trial.constraints == {}
     facts = attempt_of(trial)
-    assert facts is not None and facts.peak_bytes == 5
+    assert facts is not None and (facts.peak_bytes, facts.over_gib) == (5, -3.5)
 
 
 def test_values_of_every_kind_are_stored_as_optuna_stores_them(storage: PoolStorage, study_id: int) -> None:

@@ -31,14 +31,14 @@ def test_own_writes_are_seen_at_once(sides: TwoSides) -> None:
     trial.report(0.5, 3)
     trial.set_user_attr("pair", (1, 2))
     trial.set_constraint("c", 1.5)
-    record_facts(worker.view, trial._trial_id, {"facts": {"end": "complete"}}, over_gib=-2.0)
+    record_facts(worker.view, trial._trial_id, {"facts": {"end": "complete"}})
 
     for seen in (worker.study.get_trials()[0], worker.view.get_trial(trial._trial_id)):
         assert seen.params == {"x": x} and seen.distributions == {"x": FloatDistribution(0, 1)}
         assert seen.intermediate_values == {3: 0.5}
         assert seen.user_attrs["pair"] == [1, 2]
         assert seen.user_attrs["facts"] == {"end": "complete"}
-        assert seen.constraints == {"c": 1.5, "vrampool:over_gib": -2.0}
+        assert seen.constraints == {"c": 1.5}
         assert seen == sides.storage.get_trial(trial._trial_id)
 
     worker.tell(trial, 0.25)

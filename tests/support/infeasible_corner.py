@@ -131,11 +131,12 @@ def _tell(
         peak_bytes=need if fits else int(0.97 * BUDGET_BYTES),
         asked_bytes=None if fits else int(0.1 * GIB),
         verdict=None if fits else Verdict.CULPRIT,
+        over_gib=(need - BUDGET_BYTES) / GIB if fits else 1.0,
     )
     storage.set_trial_user_attr(trial_id, ATTEMPT, facts.to_json())
     # As the desk tells them: what does not fit is pruned without a value, by the raw write.
-    storage.set_trial_system_attr(trial_id, OVER_GIB_ATTR, (need - BUDGET_BYTES) / GIB if fits else 1 / GIB)
     if not fits:
+        storage.set_trial_system_attr(trial_id, OVER_GIB_ATTR, 1 / GIB)
         assert storage.set_trial_state_values(trial_id, TrialState.PRUNED)
         return
     value = value_of(params)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import warnings
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -43,15 +42,12 @@ from vrampool.storage import (
     record_facts,
     storage_of,
 )
-from vrampool.storage.marks import KEEP_LEASES
+from vrampool.storage.marks import CLAIM, KEEP_LEASES
 from vrampool_worker.settlement import Conclusion
 from vrampool_worker.trial_server import TrialServer
 
 _log = logging.getLogger("vrampool.worker")
 T = TypeVar("T")
-
-# Every measured trial carries a memory constraint; this sampler says with each that it does not listen to it.
-warnings.filterwarnings("ignore", message="Constraints have been set, but CmaEsSampler")
 
 #: A worker that lives long serves many submissions; so many it remembers.
 _KEPT_SPECS = 64
@@ -115,6 +111,14 @@ class StudyDesk:
         self._studies: dict[str, tuple[optuna.Study, RandomStates]] = {}
         self._bundles: dict[str, tuple[bytes, str]] = {}
         self.closing = threading.Event()  #: set at shutdown: stop repeating, give up
+        self.fault = ""  #: what the database said last when it did not do what it was asked, in words
+        self._asked_at_s: float | None = None  # of the call that is under way
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds for which the database has not done what it was asked; other threads read it too."""
+        asked_at_s = self._asked_at_s
+        return 0.0 if asked_at_s is None else time.monotonic() - asked_at_s
 
     def connect(self) -> None:
         """Open the storage; waits for a database or a coordinator that is not there yet."""
@@ -127,12 +131,17 @@ class StudyDesk:
 
     # ---- opening -------------------------------------------------------------------------------------
 
-    def open(self, ticket: Ticket) -> Opened | NotOpened:
-        """Claim a trial and open it."""
+    def open(self, ticket: Ticket, wanted: Callable[[], bool] = lambda: True) -> Opened | NotOpened:
+        """Claim a trial and open it.
+
+        Args:
+            ticket: The trial's.
+            wanted: False once the trial was handed back, while the database did not answer: then it is left to others.
+        """
         at_s = time.time()  # names the claim: a repeated one must know its own first try again
         what = f"open {ticket.study_name}/{ticket.number}"
         try:
-            return self._repeat(lambda: self._open(ticket, at_s), what)
+            return self._repeat(lambda: self._open(ticket, at_s) if wanted() else self._leave(ticket, at_s), what)
         except Exception as error:
             if is_transient(error):  # the worker shuts down while the database is away: somebody else will run it
                 raise
@@ -173,6 +182,23 @@ class StudyDesk:
         body, signature = bundle if bundle is not None else (None, None)
         kept = self._keep_leases(study._study_id, spec)
         return Opened(spec, server, server.snapshot(), str(request.get("reason", "")), body, signature, seed, kept)
+
+    def _leave(self, ticket: Ticket, at_s: float) -> NotOpened:
+        """Leave a trial to others, and take a claim back that may have been written although its answer got lost."""
+        self._connect()
+        trial = self._storage.get_trial(ticket.trial_id)
+        reason = "it was handed back: the study storage did not answer"
+        if trial.state == TrialState.RUNNING and trial.user_attrs.get(CLAIM + self._worker) == at_s:
+            self._hand_back(ticket, reason)
+        return NotOpened(reason)
+
+    def hand_back(self, ticket: Ticket, reason: str) -> None:
+        """End a claimed trial that was not begun, at no charge: another worker tries it."""
+        self._repeat(lambda: self._hand_back(ticket, reason), "hand a trial back")
+
+    def _hand_back(self, ticket: Ticket, reason: str) -> None:
+        facts = AttemptFacts(end=EndKind.PREEMPTED, worker=self._worker, text=reason)
+        fail_running(self._storage, ticket.trial_id, {ATTEMPT: facts.to_json()})
 
     def _keep_leases(self, study_id: int, spec: SubmissionSpec) -> str:
         """Return why no lease of the submission is made smaller any more; empty when they may be, or never are."""
@@ -267,7 +293,7 @@ class StudyDesk:
             reason = f"trial {ticket.number} ran out of memory after its lease was made smaller"
             self._storage.set_study_system_attr(study_id, KEEP_LEASES + ticket.submission_id, reason)
         if conclusion.infeasible:
-            won = prune_infeasible(self._storage, ticket.trial_id, conclusion.over_gib or 0.0, facts)
+            won = prune_infeasible(self._storage, ticket.trial_id, conclusion.facts.over_gib or 0.0, facts)
             return TrialState.PRUNED.name if won else "dropped: it was ended from outside"
         failed = conclusion.facts.end not in (EndKind.COMPLETE, EndKind.PRUNED)
         if failed and (not conclusion.by_objective or not self._storage.get_trial(ticket.trial_id).params):
@@ -276,7 +302,7 @@ class StudyDesk:
             won = fail_running(self._storage, ticket.trial_id, facts)
             return TrialState.FAIL.name if won else "dropped: it was ended from outside"
         try:
-            record_facts(self._storage, ticket.trial_id, facts, over_gib=conclusion.over_gib)
+            record_facts(self._storage, ticket.trial_id, facts)
             return self._tell_study(ticket, spec, conclusion)
         except Exception as error:
             if is_fenced(error):
@@ -325,15 +351,21 @@ class StudyDesk:
         """Do it until the database takes it; give up only at shutdown."""
         pause_s = 0.1
         said = 0.0
-        while True:
-            try:
-                return work()
-            except Exception as error:
-                missing = retry_missing and isinstance(error, VrampoolError)
-                if not (missing or is_transient(error)) or self.closing.is_set():
-                    raise
-                if time.monotonic() - said > 30:
-                    said = time.monotonic()
-                    _log.warning("cannot %s yet: %s; it is tried again", what, str(error).splitlines()[0])
-                self.closing.wait(pause_s)
-                pause_s = min(pause_s * 2, 5.0)
+        before_s = self._asked_at_s  # a call may make another one
+        self._asked_at_s = before_s or time.monotonic()
+        try:
+            while True:
+                try:
+                    return work()
+                except Exception as error:
+                    missing = retry_missing and isinstance(error, VrampoolError)
+                    if not (missing or is_transient(error)) or self.closing.is_set():
+                        raise
+                    self.fault = str(error).splitlines()[0]
+                    if time.monotonic() - said > 30:
+                        said = time.monotonic()
+                        _log.warning("cannot %s yet: %s; it is tried again", what, self.fault)
+                    self.closing.wait(pause_s)
+                    pause_s = min(pause_s * 2, 5.0)
+        finally:
+            self._asked_at_s = before_s

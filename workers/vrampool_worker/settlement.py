@@ -22,7 +22,6 @@ class Conclusion:
 
     facts: AttemptFacts
     values: list[float] | None = None  #: set when the end is COMPLETE
-    over_gib: float | None = None  #: by how much its peak is over the largest budget: told as a constraint
     by_objective: bool = False  #: the objective itself ended so: samplers are told by `study.tell`
 
     @property
@@ -58,6 +57,7 @@ def conclude(attempt: Attempt, place: Place) -> Conclusion:
         overhead_bytes=place.overhead_bytes,
         peak_bytes=peak,
         peak_source=source,
+        over_gib=_over_gib(end, place, peak),
         max_torch_reserved_bytes=attempt.sample.max_torch_reserved_bytes,
         max_allocated_bytes=attempt.sample.max_allocated_bytes,
         shrunk_from_bytes=attempt.shrunk_from_bytes,
@@ -86,8 +86,7 @@ def conclude(attempt: Attempt, place: Place) -> Conclusion:
         steps=attempt.steps,
         hints=tuple(attempt.hints[:8]),
     )
-    over = _over_gib(end, place, peak)
-    return Conclusion(facts=facts, values=end.values, over_gib=over, by_objective=end.by_objective)
+    return Conclusion(facts=facts, values=end.values, by_objective=end.by_objective)
 
 
 def _over_gib(end: End, place: Place, peak: int | None) -> float | None:

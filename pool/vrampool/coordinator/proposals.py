@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from optuna.distributions import BaseDistribution
-from optuna.samplers import GPSampler, GridSampler, QMCSampler, RandomSampler, TPESampler
+from optuna.samplers import BaseSampler, GPSampler, GridSampler, QMCSampler, RandomSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
@@ -146,6 +146,15 @@ class Proposals:
             intermediate_values={},
             trial_id=-1 - number,
         )
+
+
+def learns_from_constraints(sampler: BaseSampler) -> bool:
+    """Say whether a sampler makes something of how far trials were from their bounds: one that is not Optuna's may."""
+    return any(
+        isinstance(part, GPSampler)
+        or (isinstance(part, BaseSampler) and not type(part).__module__.startswith("optuna."))
+        for part in parts_of(sampler)
+    )
 
 
 def _finished(trials: Sequence[FrozenTrial]) -> int:

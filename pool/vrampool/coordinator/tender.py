@@ -11,19 +11,18 @@ from typing import Any
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
-from optuna.samplers import GPSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from vrampool import retries
 from vrampool.coordinator.failures import Failures
 from vrampool.coordinator.points import StartingPoints
-from vrampool.coordinator.proposals import Proposals
+from vrampool.coordinator.proposals import Proposals, learns_from_constraints
 from vrampool.coordinator.sizing import Sizing
 from vrampool.coordinator.space import KnownSpace
 from vrampool.errors import InputError
 from vrampool.memory.requests import Request
 from vrampool.messages import SubmissionSpec, Ticket
-from vrampool.objectives.random_states import COORDINATOR, RandomStates, parts_of
+from vrampool.objectives.random_states import COORDINATOR, RandomStates
 from vrampool.objectives.samplers import open_pruner, open_sampler
 from vrampool.queueing import Demand, JobQueue, WorkerRecord
 from vrampool.storage import (
@@ -92,7 +91,7 @@ class Tender:
         self.study = optuna.Study(
             study_name=spec.study_name, storage=view, sampler=self._sampler(), pruner=open_pruner(spec.pruner)
         )
-        view.even_constraints = any(isinstance(part, GPSampler) for part in parts_of(self.study.sampler))
+        view.memory_constraints = learns_from_constraints(self.study.sampler)
         self.sizing = Sizing(spec) if sizing is None else sizing
         self._proposals = Proposals(self.study, view, self.sizing)
         self._unsized: str | None = None
@@ -226,11 +225,6 @@ class Tender:
 
     def job_id(self, number: int) -> str:
         return JobQueue.job_id(self.id, number)
-
-    @property
-    def ends_at_s(self) -> float:
-        """Seconds since the epoch after which it creates nothing more."""
-        return math.inf if self.spec.timeout_s is None else self.row.created_at + self.spec.timeout_s
 
     @property
     def counted(self) -> int:

@@ -108,16 +108,17 @@ def record_plan(
         _pool(storage).set_trial_attrs(trial_id, attrs)
 
 
-def record_facts(
-    storage: BaseStorage, trial_id: int, user_attrs: Mapping[str, Any], *, over_gib: float | None = None
-) -> None:
-    """Write an attempt's attributes and its memory constraint in one write, before it is told.
+def record_facts(storage: BaseStorage, trial_id: int, user_attrs: Mapping[str, Any]) -> None:
+    """Write an attempt's attributes in one write, before it is told.
+
+    The memory of a trial that fitted is no constraint in the storage: Optuna's `GPSampler` refuses complete trials
+    with and without one, and the next trial may be run by Optuna alone. Samplers of the pool are shown it
+    (`queue_view.with_memory_constraints`).
 
     Raises:
         UpdateFinishedTrialError: somebody ended the trial meanwhile.
     """
-    constraint = {} if over_gib is None else {OVER_GIB_ATTR: float(over_gib)}
-    _pool(storage).set_trial_attrs(trial_id, user_attrs, constraint)
+    _pool(storage).set_trial_attrs(trial_id, user_attrs)
 
 
 def adopt_waiting(storage: BaseStorage, trial_id: int, mark: Mark, request: Mapping[str, Any] | None = None) -> bool:

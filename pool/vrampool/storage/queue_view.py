@@ -9,7 +9,7 @@ from statistics import median
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from vrampool.storage.marks import MARK, OVER_GIB_ATTR, PLAN, Mark
+from vrampool.storage.marks import ATTEMPT, MARK, OVER_GIB_ATTR, PLAN, Mark
 from vrampool.storage.planned import load_plan
 from vrampool.storage.pool_storage import PoolStorage
 from vrampool.storage.view import StorageView, copy_trial, died_unborn
@@ -36,7 +36,7 @@ class QueueView(StorageView):
         self._mark = mark
         self._born: FrozenTrial | None = None
         self._again: FrozenTrial | None = None
-        self.even_constraints = False  #: every complete trial has the memory constraint, or none (`even_constraints`)
+        self.memory_constraints = False  #: show the memory of complete trials as a constraint
         self.imagined: Sequence[FrozenTrial] = ()  #: shown beside the study's trials, before the one of their number
 
     def sample_again(self, trial_id: int) -> None:
@@ -78,8 +78,8 @@ class QueueView(StorageView):
         ]
         if self.imagined:
             trials = _with(trials, self.imagined)
-        if self.even_constraints:
-            trials = even_constraints(trials)
+        if self.memory_constraints:
+            trials = with_memory_constraints(trials)
         if states is not None:
             trials = [
                 trial
@@ -112,28 +112,32 @@ def _with(trials: Sequence[FrozenTrial], imagined: Sequence[FrozenTrial]) -> lis
     return found
 
 
-def even_constraints(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Return the trials with a memory constraint on each complete one, if any has it: the median where it is missing.
+def with_memory_constraints(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """Return the trials with a memory constraint on each complete one, if the memory of any was measured.
 
-    Optuna's `GPSampler` refuses to work on trials with different numbers of constraints, and a study may have trials
-    whose memory nobody measured: run by Optuna alone, or before the pool wrote this constraint.
+    It is how a Gaussian process learns where memory ends. Those that nobody measured get the median: Optuna's
+    `GPSampler` refuses to work on trials with different numbers of constraints, and a study may have trials that were
+    run by Optuna alone. In the storage none of them has it, for the same reason.
     """
-    known = [trial.system_attrs[OVER_GIB_ATTR] for trial in trials if _has_constraint(trial)]
-    missing = [
-        trial for trial in trials if trial.state == TrialState.COMPLETE and OVER_GIB_ATTR not in trial.system_attrs
-    ]
-    if not known or not missing:
+    measured = {
+        trial.number: over
+        for trial in trials
+        if trial.state == TrialState.COMPLETE and (over := _over_gib(trial)) is not None
+    }
+    if not measured:
         return list(trials)
+    middle = float(median(measured.values()))
     found = []
     for trial in trials:
-        if trial.state == TrialState.COMPLETE and OVER_GIB_ATTR not in trial.system_attrs:
-            twin = copy.copy(trial)
-            twin.system_attrs = {**trial.system_attrs, OVER_GIB_ATTR: float(median(known))}
-            found.append(twin)
-        else:
-            found.append(trial)
+        if trial.state == TrialState.COMPLETE:
+            trial, seen = copy.copy(trial), trial
+            trial.system_attrs = {**seen.system_attrs, OVER_GIB_ATTR: measured.get(seen.number, middle)}
+        found.append(trial)
     return found
 
 
-def _has_constraint(trial: FrozenTrial) -> bool:
-    return trial.state == TrialState.COMPLETE and OVER_GIB_ATTR in trial.system_attrs
+def _over_gib(trial: FrozenTrial) -> float | None:
+    """Return by how much a trial was over the largest budget; raw, for this is done for every trial at each `ask`."""
+    facts = trial.user_attrs.get(ATTEMPT)
+    over = facts.get("over_gib") if isinstance(facts, dict) else None
+    return float(over) if isinstance(over, (int, float)) else None
