@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import io
+import re
+from dataclasses import replace
 
 import benchmarks.__main__ as bench
 import pytest
 from rich.console import Console
+from support.waiting import until
 
 from vrampool.cli import report
+from vrampool.probing import progress
+from vrampool.probing.corners import Run
+from vrampool.probing.progress import Look
+from vrampool.units import GIB
 
 
 @pytest.fixture
@@ -27,6 +34,11 @@ def error_console(monkeypatch):
     return make
 
 
+def plain(file):
+    """Return what was written, without colours and movements of the cursor."""
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", file.getvalue())
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_report_says_which_picture_it_draws(error_console, terminal):
     file = error_console(terminal)
@@ -34,6 +46,26 @@ def test_a_report_says_which_picture_it_draws(error_console, terminal):
         on_step("Where memory ran out", 0.5)
     assert ("where memory ran out" in file.getvalue()) == terminal
     assert terminal or file.getvalue() == ""
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_probe_shows_the_corner_that_runs_with_its_memory_and_keeps_a_line_for_each_that_has_ended(
+    error_console, terminal
+):
+    file = error_console(terminal)
+    run = Run(3, "batch at 8", {"batch": 8}, "does not fit", 2 * GIB)
+    with progress.shown() as on_look:
+        assert (on_look is not None) == terminal, "where nobody looks nothing is made"
+        if on_look is None:
+            return
+        first = Look("corner 2 of at most 10", "batch at 8")
+        on_look(first)
+        until(lambda: "batch at 8  starts, 0 s" in plain(file), what="the trial that starts")
+        on_look(replace(first, held_bytes=GIB, device_bytes=8 * GIB, elapsed_s=4.2, reports=1))
+        until(lambda: "holds 1.0 GiB of 8.0 GiB, 4 s, 1 report" in plain(file), what="what it holds")
+        assert "does not fit" not in plain(file)
+        on_look(replace(first, run=run, elapsed_s=9.0))
+    assert "corner 2 of at most 10: batch at 8  does not fit, 2.0 GiB, 9 s\n" in plain(file)
 
 
 @pytest.mark.parametrize("terminal", [True, False])

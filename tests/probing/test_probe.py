@@ -14,6 +14,7 @@ from support.pools import LivePool, PoolMaker, facts_of
 
 from vrampool.errors import InputError, ObjectiveFailedError
 from vrampool.probing import probe
+from vrampool.probing.progress import Look
 from vrampool.probing.stopping import PROBE_ATTR
 
 HERE = Path(__file__).parent
@@ -30,8 +31,8 @@ def command(pool: LivePool, *arguments: str) -> subprocess.CompletedProcess[str]
 
 def test_a_probe_finds_the_branches_and_the_worst_corner_and_later_studies_learn_from_it(make_pool: PoolMaker):
     pool = make_pool()
-    lines: list[str] = []
-    found = probe(pool.pool, f"{HERE}/objectives.py:branches", runs=5, on_progress=lines.append)
+    looks: list[Look] = []
+    found = probe(pool.pool, f"{HERE}/objectives.py:branches", runs=5, on_look=looks.append)
     worst = found.corners.worst
     assert worst is not None
     assert {key: worst.params[key] for key in ("kind", "blocks", "depth")} == {
@@ -42,7 +43,12 @@ def test_a_probe_finds_the_branches_and_the_worst_corner_and_later_studies_learn
     assert worst.peak_bytes is not None and worst.peak_bytes >= 240 * MIB, "its second round was seen"
     assert worst.reports == 2, "and no third one was waited for"
     assert found.fits and found.advice == ()
-    assert any("kind=" in line for line in lines), "a dry trial went into the branch that was not drawn"
+    assert any("kind=" in look.head for look in looks), "a dry trial went into the branch that was not drawn"
+    ended = [look for look in looks if look.run is not None]
+    assert [look.run for look in ended] == list(found.runs)
+    assert ended[-1].head.startswith(f"corner {len(found.corners.runs)} of at most 5: ")
+    live = [look for look in looks if look.run is None and look.held_bytes]
+    assert live and all(look.device_bytes == pool.device().budget_bytes for look in live), "seen while they run"
     assert len(found.corners.runs) <= 5
     (room,) = found.rooms
     assert room.of_largest == min(4, room.budget_bytes // (found.largest.peak_bytes + 64 * MIB))  # type: ignore[union-attr]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -49,7 +48,7 @@ def probe(as_json: bool, **given: Any) -> int:
     from vrampool.cli.output import to_json
     from vrampool.cli.run import _make_pool
     from vrampool.probing import probe as find
-    from vrampool.probing.probe import tell
+    from vrampool.probing.progress import shown
 
     optuna_logging.set_verbosity(optuna_logging.WARNING)
     settings = take_settings(given)
@@ -62,9 +61,8 @@ def probe(as_json: bool, **given: Any) -> int:
     options = {"env": variables, "directions": list(given.pop("directions")) or None, "workdir": given.pop("workdir")}
     pool = _make_pool(settings)
     pool.check(given["objective"], **options)  # a slip in the command line shows before a pool is started
-    shows = sys.stderr.isatty() and not as_json
-    with pool:
-        found = find(pool, **given, **options, on_progress=tell if shows else None)
+    with pool, shown() as on_look:
+        found = find(pool, **given, **options, on_look=on_look)
     if as_json:
         print(to_json(found.to_json()))
     else:

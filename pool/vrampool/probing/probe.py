@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from optuna.distributions import CategoricalDistribution
 from optuna.samplers import RandomSampler
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from vrampool.errors import InputError, ObjectiveFailedError
 from vrampool.handle import Handle
-from vrampool.measured import planned_params
-from vrampool.messages import AttemptFacts, EndKind
 from vrampool.probing.corners import CornerSearch, Run
 from vrampool.probing.findings import Device, Findings, Found, describe, one_line
+from vrampool.probing.outcome import LATE, STEADY, run_of
+from vrampool.probing.progress import Look, shown
 from vrampool.probing.space import Space
 from vrampool.probing.stopping import PROBE_ATTR, REPORTS
-from vrampool.storage import attempt_of
-from vrampool.units import format_bytes
 
 if TYPE_CHECKING:
     from vrampool.pool import Pool
@@ -35,9 +33,7 @@ CORNER_S = 120.0
 #: A trial that went on after its last report, or never reported, is ended when its peak has not grown for so long.
 _QUIET_S = 10.0
 _QUIET_AFTER_REPORTS_S = 2.0
-_STEPS = "its peak was stable"
-_LATE = "it took too long"
-Tell = Callable[[str], None]
+OnLook = Callable[[Look], None]
 
 
 def probe(
@@ -47,7 +43,7 @@ def probe(
     runs: int = RUNS,
     reports: int = REPORTS,
     corner_s: float = CORNER_S,
-    on_progress: Tell | None = None,
+    on_look: OnLook | None = None,
     **options: Any,
 ) -> Findings:
     """Find what an objective needs at most, before a study of it is run.
@@ -60,7 +56,7 @@ def probe(
         runs: Trials at corners, at most.
         reports: A trial ends after so many reports; more where the objective reports several times before it evaluates.
         corner_s: A trial ends after so many seconds.
-        on_progress: Given one line of text for each trial that begins or has ended.
+        on_look: Given each trial when it begins, every half second while it runs, and when it has ended.
         options: Of `Pool.submit`: direction, directions, env, workdir.
 
     Raises:
@@ -73,17 +69,13 @@ def probe(
     if not isinstance(corner_s, (int, float)) or corner_s <= 0:
         raise InputError(f"the time of a corner must be a number of seconds above 0, not {corner_s!r}")
     pool.check(objective, **options)
-    return _Probe(pool, objective, runs, reports, corner_s, on_progress or (lambda line: None), options).run()
-
-
-def tell(line: str) -> None:
-    """Show a line of progress."""
-    print(line, file=sys.stderr, flush=True)
+    return _Probe(pool, objective, runs, reports, corner_s, on_look or (lambda look: None), options).run()
 
 
 def probe_first(pool: Pool, objective: Callable[..., Any] | str, **options: Any) -> Findings:
     """Run a probe before a submission, and warn of what does not fit. Takes and raises what `probe` does."""
-    findings = probe(pool, objective, on_progress=tell if sys.stderr.isatty() else None, **options)
+    with shown() as on_look:
+        findings = probe(pool, objective, on_look=on_look, **options)
     if not findings.fits:
         warnings.warn(one_line(findings), stacklevel=3)
     return findings
@@ -97,16 +89,17 @@ class _Probe:
         runs: int,
         reports: int,
         corner_s: float,
-        tell: Tell,
+        on_look: OnLook,
         options: Mapping[str, Any],
     ) -> None:
         named = objective if isinstance(objective, str) else getattr(objective, "__qualname__", "objective")
         self._pool, self._objective, self._options = pool, objective, options
-        self._runs, self._reports, self._corner_s, self._tell = runs, reports, corner_s, tell
+        self._runs, self._reports, self._corner_s, self._on_look = runs, reports, corner_s, on_look
         short = named.rpartition(":")[2].rpartition(".")[2].strip("<>") or "objective"
         self._found = Found(f"probe-{short}-{uuid.uuid4().hex[:6]}", named)
         self._space = Space()
         self._marked = False
+        self._corners = 0
 
     def run(self) -> Findings:
         started = time.monotonic()
@@ -147,8 +140,12 @@ class _Probe:
         return self._try(params, corner, dry=False)
 
     def _try(self, params: Mapping[str, Any], corner: str, *, dry: bool) -> Run:
-        count = len(self._found.dry) + 1 if dry else 0
-        self._tell(f"{'dry trial ' + str(count) if dry else 'corner'}: {corner}")
+        began_s = time.monotonic()
+        if not dry:
+            self._corners += 1
+        name = f"dry trial {len(self._found.dry) + 1}" if dry else f"corner {self._corners} of at most {self._runs}"
+        look = Look(name, corner)
+        self._on_look(look)
         handle = self._pool.submit(
             self._objective,
             1,
@@ -166,7 +163,7 @@ class _Probe:
             handle.study.set_user_attr(PROBE_ATTR, {"reports": self._reports, "objective": self._found.objective})
             self._marked = True
         try:
-            reason = self._follow(handle)
+            reason = self._follow(handle, look)
         except BaseException:
             handle.cancel("the probe was interrupted")
             raise
@@ -175,25 +172,35 @@ class _Probe:
             run = Run(-1, corner, dict(params), "failed", None, note=handle.reason or "it was not started")
         else:
             self._space.see(trial.distributions)
-            run = _run_of(trial, corner, reason)
+            run = run_of(trial, corner, reason)
         if dry:
             self._found.dry.append(run)
-        peak = "" if run.peak_bytes is None else f", {format_bytes(run.peak_bytes)}"
-        self._tell(f"  {run.end}{peak}" + (f": {run.note}" if run.end == "failed" else ""))
+        self._on_look(replace(look, run=run, elapsed_s=time.monotonic() - began_s))
         return run
 
-    def _follow(self, handle: Handle) -> str:
+    def _follow(self, handle: Handle, look: Look) -> str:
         """Wait for a trial's end, or end it when it has shown enough; return why it was ended."""
         reason, peak_bytes = "", 0
+        asked_at = time.monotonic()
         grown_at: float | None = None
         for progress in handle.watch():
             if progress.final:
                 break
             now = time.monotonic()
             live = next((one for one in handle.trials if one.state == TrialState.RUNNING), None)
+            look = replace(look, elapsed_s=now - asked_at)
             if reason or live is None or live.datetime_start is None:
+                self._on_look(look)
                 continue
-            held = self._held(handle, live.number)
+            held, device_bytes = self._held(handle, live.number)
+            self._on_look(
+                replace(
+                    look,
+                    held_bytes=max(peak_bytes, held[0]) if held is not None else None,
+                    device_bytes=device_bytes,
+                    reports=len(live.intermediate_values),
+                )
+            )
             if grown_at is None:
                 began_at = grown_at = now
             if held is not None and held[0] > peak_bytes * 1.01:
@@ -201,20 +208,21 @@ class _Probe:
             around = held is not None and held[1]
             quiet_s = _QUIET_AFTER_REPORTS_S if len(live.intermediate_values) >= self._reports else _QUIET_S
             if around and now - grown_at >= quiet_s:
-                reason = _STEPS
+                reason = STEADY
             elif now - began_at >= self._corner_s:
-                reason = _LATE
+                reason = LATE
             if reason:
                 handle.cancel(f"the probe has seen enough: {reason}")
         return reason
 
-    def _held(self, handle: Handle, number: int) -> tuple[int, bool] | None:
-        """Return what a running trial holds or held at most, and whether it has been through a round."""
+    def _held(self, handle: Handle, number: int) -> tuple[tuple[int, bool] | None, int | None]:
+        """Return what a running trial holds or held at most, and whether it has been through a round; its device's."""
         for worker in handle.workers():
             for running in worker.running:
                 if (running.study, running.number) == (handle.study_name, number):
-                    return max(running.peak_bytes or 0, running.measured_bytes or 0), running.peak_bytes is not None
-        return None
+                    most_bytes = max(running.peak_bytes or 0, running.measured_bytes or 0)
+                    return (most_bytes, running.peak_bytes is not None), worker.budget_bytes
+        return None, None
 
     def _whole_bytes(self) -> int | None:
         """Return a request that only a whole device satisfies; None: no device is known yet.
@@ -231,35 +239,3 @@ class _Probe:
             Device(worker.device_name, worker.device_kind, worker.grantable_bytes or worker.budget_bytes, worker.slots)
             for worker in self._pool.devices()
         ]
-
-
-def _run_of(trial: FrozenTrial, corner: str, reason: str) -> Run:
-    """Return what a trial's attempt showed."""
-    facts = attempt_of(trial) or AttemptFacts(end="")
-    peak_bytes, note = facts.peak_bytes, reason
-    if facts.end in (EndKind.COMPLETE, EndKind.PRUNED):
-        end = "not whole" if facts.num_alloc_retries else "fits"
-    elif facts.end in (EndKind.OOM, EndKind.INFEASIBLE):
-        end = "does not fit"
-        peak_bytes = (peak_bytes or 0) + (facts.asked_bytes or 0) or None
-    elif reason == _STEPS and peak_bytes:
-        # Stable after its reports it is as good as whole; without a report nobody knows what an evaluation takes.
-        end = "fits" if trial.intermediate_values else "not whole"
-    elif facts.end in (EndKind.CANCELLED, EndKind.TIMEOUT) and peak_bytes:
-        end, note = "not whole", reason or _LATE
-    else:
-        end, note = "failed", facts.text or facts.end or "nothing is known of its end"
-    params = trial.params if end == "fits" else planned_params(trial)
-    return Run(
-        trial.number,
-        corner,
-        dict(params),
-        end,
-        peak_bytes,
-        overhead_bytes=facts.overhead_bytes,
-        device=facts.device_name or facts.device,
-        note=note,
-        run_s=facts.run_s,
-        reports=len(trial.intermediate_values),
-        steps=facts.steps,
-    )
