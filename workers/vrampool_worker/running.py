@@ -55,10 +55,10 @@ class Runner:
         attempt.started_epoch_s = time.time()
         attempt.stage = Stage.RUNNING
         attempt.cap_bytes = loop.memory.cap(attempt)
-        attempt.kills_before = count_kills()
         self._attempts[child] = attempt
         attempt.log_path = str(self.log_path(attempt.ticket.study_name, attempt.ticket.number))
         child.begin(self._message(attempt, opened), opened.bundle, Path(attempt.log_path))
+        attempt.kills_before = count_kills()  # a millisecond, and the trial need not wait for it
         loop.keepers_changed()
         loop.timers.at(attempt.handed_at_s + START_LIMIT_S, lambda: self._check_started(attempt))
 
