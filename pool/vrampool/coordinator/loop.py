@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import math
 import os
 import select
 import socket
@@ -16,6 +16,7 @@ from optuna.trial import FrozenTrial
 
 from vrampool.coordinator.depth import rooms_of, wants_another
 from vrampool.coordinator.earlier import Learning
+from vrampool.coordinator.leading import Lead
 from vrampool.coordinator.patience import Patience
 from vrampool.coordinator.reaper import Reaper
 from vrampool.coordinator.refused import LIVE_STATES, RefusedSubmissions
@@ -36,6 +37,7 @@ from vrampool.settings import Settings
 from vrampool.signing import Signer, open_spec
 from vrampool.storage import (
     Catalog,
+    KnownTrials,
     SubmissionRow,
     SubmissionState,
     TransientStorageError,
@@ -85,9 +87,11 @@ class Coordinator:
         self._idle_exit_s = idle_exit_s
         self._show = show
         self._catalog = Catalog(storage)
+        storage_of(storage).database.known_trials = KnownTrials(clock)
         self.name = f"{socket.gethostname()}-{os.getpid()}"
-        self._leadership = Leadership(connection, settings.pool, self.name)
         self._queue = JobQueue(connection, settings.pool, signer)
+        leadership = Leadership(connection, settings.pool, self.name)
+        self._lead = Lead(leadership, storage, settings.pool, self.name, self._queue, clock=clock)
         self._registry = Registry(connection, settings.pool)
         self._demand = Demand(connection, settings.pool)
         self._events = Events(connection, settings.pool)
@@ -96,10 +100,8 @@ class Coordinator:
         self._patience = Patience(settings.age_limit_s)
         self._tenders: dict[str, Tender] = {}
         self._refused = RefusedSubmissions(storage, self._catalog, self._queue, self._events)
-        self._epoch: int | None = None
         self._stop = False
         self._stop_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._renewed_at_s = -1e9
         self._reconciled_at_s = -1e9
         self._reaped_at_s = -1e9
         self._largest_at_s = -1e9
@@ -134,62 +136,45 @@ class Coordinator:
                     wake.read()
                 except StaleLeaderError:
                     _log.warning("another coordinator leads now")
-                    self._epoch = None
-                    for submission_id in list(self._tenders):
-                        self._drop(submission_id)
+                    self._lead.lost()
+                    self._drop_all()
                 except (TransientRedisError, TransientStorageError, StorageInternalError, UnreachableError) as error:
                     _log.warning("%s; the coordinator tries again in %.1f s", str(error).splitlines()[0], pause_s)
                     self._show("waiting", str(error).splitlines()[0])
                     if isinstance(error, TransientRedisError):
                         self._reaper.forgive(self._clock())
+                    elif self._lead.storage_is_silent():
+                        self._drop_all()
                     self._rest(pause_s)
                     pause_s = min(pause_s * 2, 5.0)
-        for submission_id in list(self._tenders):
-            self._drop(submission_id)
+        self._drop_all()
         self._learning.close()
-        if self._epoch is not None:
-            with contextlib.suppress(TransientRedisError):  # it runs out by itself
-                self._leadership.release()
+        self._lead.release()
 
     def turn(self) -> bool:
         """Lead if no other coordinator does, and tend everything once. False while another one leads."""
-        if not self._lead():
+        led = self._lead.epoch
+        if not self._lead.hold():
             return False
+        if led is None:
+            self._demand.forget()
         self._step()
+        self._lead.storage_answers()
         self._demand.tell(sum(tender.demand for tender in self._tenders.values()))
         return True
 
     def _pause_s(self) -> float:
         """Return how long nothing is due, if no event comes."""
-        if self._epoch is None:
+        if self._lead.epoch is None:
             return IDLE_S
-        ends_s = [tender.ends_at_s for tender in self._tenders.values() if tender.row.state == SubmissionState.OPEN]
-        pauses_s = [end_s - time.time() for end_s in ends_s] + [self._reaper.due_s - self._clock()]
+        pauses_s = [self._left_s(tender) for tender in self._tenders.values()] + [self._reaper.due_s - self._clock()]
         return max(min(IDLE_S if self._tenders else IDLE_S * 2, *pauses_s), 0.01)
 
-    # ---- leading -----------------------------------------------------------------------------------
-
-    def _lead(self) -> bool:
-        now_s = self._clock()
-        if self._epoch is None:
-            epoch = self._leadership.acquire()
-            if epoch is None:
-                return False
-            # Redis says who leads, the storage who creates trials. Whoever stood still between the two writes sees
-            # that he does not lead any more, and the one who does will find the storage taken and write it again.
-            storage_of(self._storage).database.lead(self._settings.pool, f"{epoch} {self.name}")
-            if not self._leadership.renew():
-                return False
-            self._epoch = epoch
-            self._queue.lead(epoch)
-            self._demand.forget()
-            self._renewed_at_s = now_s
-            _log.info("%s leads with epoch %s", self.name, self._epoch)
-        elif now_s - self._renewed_at_s > self._leadership.ttl_s / 4:
-            if not self._leadership.renew():
-                raise StaleLeaderError("the coordinator's lease ran out")
-            self._renewed_at_s = now_s
-        return True
+    def _left_s(self, tender: Tender) -> float:
+        """Return how long a submission may create trials yet."""
+        if tender.spec.timeout_s is None or tender.row.state != SubmissionState.OPEN:
+            return math.inf
+        return tender.row.created_at + tender.spec.timeout_s - self._catalog.now_s()
 
     def _idle_for_long(self) -> bool:
         if self._tenders:
@@ -240,6 +225,10 @@ class Coordinator:
         sizing = self._learning.sizing(spec)
         return Tender(self._storage, self._catalog, self._queue, row, spec, self._settings.pool, sizing=sizing)
 
+    def _drop_all(self) -> None:
+        for submission_id in list(self._tenders):
+            self._drop(submission_id)
+
     def _drop(self, submission_id: str) -> None:
         self._tenders.pop(submission_id).sizing.close()
 
@@ -266,7 +255,7 @@ class Coordinator:
             reason = tender.sizing.too_large(self._clock()) or tender.broken()
             if reason is not None:
                 self._move(tender, SubmissionState.FAILING, reason)
-            elif time.time() >= tender.ends_at_s:
+            elif self._left_s(tender) <= 0:
                 self._move(tender, SubmissionState.STOPPING, f"timeout {tender.spec.timeout_s:g} s")
         if tender.row.state != SubmissionState.OPEN:
             tender.cancel_waiting(tender.row.reason or "stopped")
