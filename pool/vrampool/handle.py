@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import copy
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from vrampool import retries
 from vrampool.errors import StudyFailedError
-from vrampool.messages import AttemptFacts, EndKind, SubmissionSpec
+from vrampool.messages import AttemptFacts, SubmissionSpec
 from vrampool.notebook.card import CardState, to_html, to_text
 from vrampool.notebook.live import Painter, in_notebook, waiting
 from vrampool.notebook.state import read_card
 from vrampool.queueing import Events, History, Registry, TransientRedisError, WorkerRecord
-from vrampool.storage import FINAL_STATES, Catalog, SubmissionRow, SubmissionState, attempt_of, mark_of
-from vrampool.units import format_bytes
+from vrampool.storage import (
+    FINAL_STATES,
+    Catalog,
+    SubmissionRow,
+    SubmissionState,
+    attempt_of,
+    keep_trying,
+    mark_of,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,6 +40,7 @@ PAUSE_S = 0.1
 #: Trials that wait for longer than this without a worker that can run them are told about.
 ORPHAN_S = 5.0
 Callback = Callable[[optuna.Study, FrozenTrial], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,7 @@ class Handle:
         self._history = History(connection, pool)
         self._yielded: set[int] = set()
         self._painter: Painter | None = None
+        self._told_away = False
         self.callbacks: list[Callback] = []
         self.probe: Any = None  #: what `submit(..., probe=True)` found (`vrampool.probing.Findings`)
         self.check: Callable[[], None] = lambda: None  #: raises what ended the pool by itself
@@ -198,14 +208,17 @@ class Handle:
         return self
 
     def watch(self, timeout: float | None = None) -> Iterator[Progress]:
-        """Yield the progress at every look until the end; the last one is final. Raises as `wait` does."""
+        """Yield the progress at every look until the end; the last one is final. Raises as `wait` does.
+
+        While the database is away it waits for it, and says so once: the trials go on, and so does the wait.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         warned = False
         started = time.monotonic()
         with self._events.subscribe() as wake:
             while True:
-                progress = self.progress()
-                self._run_callbacks()
+                progress = self.outlast(self.progress, deadline)
+                self._run_callbacks(deadline)
                 yield progress
                 if progress.final:
                     return
@@ -220,9 +233,26 @@ class Handle:
                     time.sleep(min(PAUSE_S, left))
                     wake.read()
 
-    def _run_callbacks(self) -> None:
+    def outlast(self, call: Callable[[], T], deadline: float | None = None) -> T:
+        """Return what a call of the database gives, however long that is away.
+
+        Raises:
+            TransientStorageError: it was away until the deadline, of the monotonic clock.
+        """
+
+        def go_on(pause_s: float) -> bool:
+            self.check()
+            if not self._told_away:
+                warnings.warn("the study storage does not answer; the study goes on, and this waits", stacklevel=4)
+            self._told_away = True
+            time.sleep(pause_s)
+            return deadline is None or time.monotonic() < deadline
+
+        return keep_trying(call, wait=go_on)
+
+    def _run_callbacks(self, deadline: float | None) -> None:
         if self.callbacks:
-            for trial in self.newly_finished():
+            for trial in self.outlast(lambda: list(self.newly_finished()), deadline):
                 self.call_back(self.callbacks, self.study, trial)
 
     def newly_finished(self) -> Iterator[FrozenTrial]:
@@ -244,7 +274,7 @@ class Handle:
                 callback(study, copy.deepcopy(trial))
         if study._stop_flag:
             study._stop_flag = False
-            self.stop("stopped by a callback")
+            self.outlast(lambda: self.stop("stopped by a callback"))
 
     def _warn_without_worker(self, progress: Progress) -> bool:
         try:
@@ -252,8 +282,6 @@ class Handle:
         except TransientRedisError:  # the storage is the truth; Redis may come back
             return False
         if text is not None:
-            import warnings
-
             warnings.warn(text, stacklevel=2)
         return text is not None
 
@@ -304,7 +332,7 @@ class Handle:
 
     def card(self) -> CardState:
         """Return what a notebook shows of the submission."""
-        return read_card(self)
+        return self.outlast(lambda: read_card(self))
 
     def _repr_html_(self) -> str:
         return to_html(self.card())
@@ -345,50 +373,3 @@ class _in_optimize_loop:
 
     def __exit__(self, *error: object) -> None:
         self._study._thread_local.in_optimize_loop = self._before
-
-
-def trial_record(trial: FrozenTrial, attempts: Sequence[FrozenTrial] = ()) -> dict[str, Any]:
-    """Return what `--json` prints of one trial: plain JSON types, bytes and seconds since the epoch."""
-    facts = attempt_of(trial)
-    mark = mark_of(trial)
-    record: dict[str, Any] = {
-        "number": trial.number,
-        "state": trial.state.name,
-        "value": trial.values[0] if trial.values and len(trial.values) == 1 else trial.values,
-        "params": trial.params,
-        "attempt": mark.attempt if mark is not None else 1,
-        "root": mark.root if mark is not None and mark.root is not None else trial.number,
-        "start": trial.datetime_start.timestamp() if trial.datetime_start else None,
-        "end": trial.datetime_complete.timestamp() if trial.datetime_complete else None,
-        "request_bytes": None,
-        "lease_bytes": None,
-        "peak_bytes": None,
-        "device": None,
-        "pid": None,
-        "reason": trial.user_attrs.get("vrampool:lost") or trial.user_attrs.get("vrampool:cancelled") or "",
-    }
-    if facts is not None:
-        record |= {
-            "request_bytes": facts.request_bytes,
-            "lease_bytes": facts.lease_bytes,
-            "peak_bytes": facts.peak_bytes,
-            "device": facts.device,
-            "pid": facts.pid,
-            "how": facts.end,
-            "verdict": facts.verdict,
-            "reason": facts.text,
-            "log": facts.log,
-            "tax": {
-                name: getattr(facts, name)
-                for name in ("wait_s", "spawn_s", "import_s", "handover_s", "context_s", "exit_s", "spare", "forked")
-            },
-        }
-    return record
-
-
-def describe_trial(trial: FrozenTrial) -> str:
-    """Return one trial in a line for people."""
-    facts = attempt_of(trial)
-    peak = format_bytes(facts.peak_bytes) if facts is not None else "unknown"
-    end = f" ({facts.end})" if facts is not None and facts.end not in (EndKind.COMPLETE, EndKind.PRUNED) else ""
-    return f"trial {trial.number}: {trial.state.name}{end}, peak {peak}"

@@ -58,7 +58,7 @@ class Link:
                     if raised is None:
                         self._tell(handle, callbacks)
                     else:
-                        self.update()
+                        handle.outlast(self.update)
                 except Exception as error:
                     raised = error
                     handle.stop(f"a callback raised {type(error).__name__}: {error}")
@@ -75,8 +75,8 @@ class Link:
             raise raised
 
     def _tell(self, handle: Handle, callbacks: Sequence[Callback]) -> None:
-        ended = list(handle.newly_finished())
-        self.update()  # after they were read: it has them all
+        ended = handle.outlast(lambda: list(handle.newly_finished()))
+        handle.outlast(self.update)  # after they were read: it has them all
         for trial in ended:
             found = self.find(trial)
             self._log_as_optuna_does(found)

@@ -176,6 +176,7 @@ class Chronicle:
             "study": attempt.ticket.study_name,
             "number": attempt.ticket.number,
             "device_id": self._loop.device.id,
+            "host": self._loop.host,
             "pid": attempt.child.pid if attempt.child is not None else None,
             "ended_at_s": round(time.time(), 3),
             "state": attempt.final_state,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vrampool.errors import MessageError
-from vrampool.messages import EndKind, Ticket
+from vrampool.messages import EndKind
 from vrampool.queueing import Offer, TransientRedisError
 from vrampool.settings import Settings
 from vrampool.units import parse_budget
@@ -37,6 +37,7 @@ from vrampool_worker.queue_port import QueuePort
 from vrampool_worker.records import Chronicle
 from vrampool_worker.release_watch import ReleaseWatch
 from vrampool_worker.running import Runner
+from vrampool_worker.storage_watch import StorageWatch
 
 _log = logging.getLogger("vrampool.worker")
 
@@ -108,6 +109,7 @@ class WorkerLoop:
         self.chronicle = Chronicle(self)
         self.releases = ReleaseWatch(self)
         self.checkpoints = CheckpointCare(self)
+        self.storage_watch = StorageWatch(self)
         self.sampler = Sampler(
             device,
             settings.sample_s,
@@ -256,12 +258,12 @@ class WorkerLoop:
                 self._tried_wakes = tried
             return
         taken, ticket = asked.found
-        now_s = time.monotonic()
-        decision = self.ledger.grant(question.lease_id, taken.vram_bytes, label=_label(ticket), now_s=now_s)
+        now_s, label = time.monotonic(), f"{ticket.study_name}/{ticket.number}"
+        decision = self.ledger.grant(question.lease_id, taken.vram_bytes, label=label, now_s=now_s)
         if not decision.granted:
-            _log.info("%s goes back: %s", _label(ticket), decision.reason)
+            _log.info("%s goes back: %s", label, decision.reason)
             self._tried_wakes = tried
-            self._in_queue(lambda: self.port.put_back(taken.job_id, question.lease_id), "put a job back")
+            self.in_queue(lambda: self.port.put_back(taken.job_id, question.lease_id), "put a job back")
             return
         attempt = Attempt(
             job_id=taken.job_id,
@@ -275,9 +277,7 @@ class WorkerLoop:
             used_before_bytes=self.reading.used_bytes if self.reading is not None else None,
         )
         self.attempts[attempt.lease_id] = attempt
-        self.storage_lane.submit(
-            lambda: self.desk.open(ticket), lambda opened, failure: self._on_opened(attempt, opened, failure)
-        )
+        self.storage_watch.open(attempt, self._on_opened)
 
     def _on_opened(self, attempt: Attempt, opened: Opened | NotOpened | None, error: BaseException | None) -> None:
         if error is not None:
@@ -287,22 +287,22 @@ class WorkerLoop:
             if opened.refuse:
                 self.refused[attempt.ticket.submission_id] = opened.reason
                 _log.warning("%s is not for this worker: %s", attempt.label, opened.reason)
-                self._in_queue(lambda: self.port.put_back(attempt.job_id, attempt.lease_id, refused=True), "put back")
+                self.in_queue(lambda: self.port.put_back(attempt.job_id, attempt.lease_id, refused=True), "put back")
             else:
                 _log.info("%s is not run: %s", attempt.label, opened.reason)
-                self._in_queue(lambda: self.port.discard(attempt.job_id, attempt.lease_id), "discard a job")
+                self.in_queue(lambda: self.port.discard(attempt.job_id, attempt.lease_id), "discard a job")
             self.ledger.cancel(attempt.lease_id)
             del self.attempts[attempt.lease_id]
             self.wake()
             return
         assert opened is not None
+        self.runner.start(attempt, opened)  # first: whatever else is done here would make the trial wait
         self.queue_lane.submit(
             lambda: self.port.begin(attempt.job_id), lambda result, failure: self._on_begun(attempt, result, failure)
         )
         if attempt.ticket.submission_id not in self.device_limits:
             self.device_limits[attempt.ticket.submission_id] = opened.spec.max_trials_per_device
             self.wake()
-        self.runner.start(attempt, opened)
 
     def _on_begun(self, attempt: Attempt, execution_id: str | None, error: BaseException | None) -> None:
         if error is not None:
@@ -320,7 +320,7 @@ class WorkerLoop:
         if attempt.stage in (Stage.TOLD, Stage.CLOSED):
             self.chronicle.finish_in_queue(attempt)
 
-    def _in_queue(self, work: Callable[[], Any], what: str) -> None:
+    def in_queue(self, work: Callable[[], Any], what: str) -> None:
         def done(_result: object, error: BaseException | None) -> None:
             if error is not None:
                 _log.warning("could not %s: %s", what, error)
@@ -336,7 +336,8 @@ class WorkerLoop:
         for attempt in list(self.attempts.values()):
             if attempt.job_id in heard.lost:
                 self.runner.drop(attempt, "another worker holds its job: this one was silent for too long")
-        self.ledger.pause("suspended with `rq suspend`" if heard.suspended else self.paused)
+        suspended = "suspended with `rq suspend`" if heard.suspended else None
+        self.ledger.pause(suspended or self.storage_watch.reason or self.paused)
         if heard.was_away:
             self.audit.look()
             self.wake()
@@ -393,7 +394,3 @@ class WorkerLoop:
     @property
     def draining(self) -> bool:
         return self._stop_requests > 0
-
-
-def _label(ticket: Ticket) -> str:
-    return f"{ticket.study_name}/{ticket.number}"

@@ -132,7 +132,7 @@ def _device(device: WorkerRecord, snapshot: Snapshot, width: int, marks: Sequenc
     leased = sum(max(item.lease_bytes, item.measured_bytes or 0) for item in device.running)
     left = Text.assemble((device.device_name, "bold"), (f"  {device.host}", "dim"))
     right = Text(device.state, style=_STATE_STYLES.get(device.state, ""))
-    if device.mps is not None:
+    if device.mps is not None and device.mps.short:
         right = Text.assemble(f"{device.mps.short}  ", right)
     if (utilisation := sample.get("utilisation")) is not None:
         right = Text.assemble(f"{100 * utilisation:.0f} % busy  ", right)

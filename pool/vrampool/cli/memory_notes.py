@@ -25,7 +25,7 @@ def device_notes(device: WorkerRecord, releases: ReleaseSummary | None) -> Itera
     for leftover in device.leftovers:
         yield f"left behind: {leftover}"
     if device.mps is not None:
-        if device.mps.state != "off":
+        if device.mps.short:
             yield device.mps.short
         yield from device.mps.notes
     if device.unknown:

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -14,15 +14,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from vrampool.handle import Handle, Progress, trial_record
+from vrampool.handle import Handle, Progress
 from vrampool.queueing import WorkerRecord
+from vrampool.storage import TransientStorageError
+from vrampool.trial_record import trial_record
 from vrampool.units import format_bytes
 
-if TYPE_CHECKING:
-    from vrampool.pool import Pool
 
-
-def follow(handle: Handle, pool: Pool, *, quiet: bool = False) -> None:
+def follow(handle: Handle, *, quiet: bool = False) -> None:
     """Wait for the end; show progress where standard error is a terminal, one line per tenth elsewhere."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
@@ -35,7 +34,7 @@ def follow(handle: Handle, pool: Pool, *, quiet: bool = False) -> None:
         return
     with Live(console=console, refresh_per_second=4, transient=True) as live:
         for progress in handle.watch():
-            live.update(progress_view(handle, progress, pool.devices()))
+            live.update(progress_view(handle, progress, handle.workers()))
 
 
 def _progress_line(handle: Handle, progress: Progress) -> str:
@@ -49,7 +48,7 @@ def _best(handle: Handle) -> str:
         if len(handle.study.directions) > 1:
             return f", {len(handle.best_trials)} on the Pareto front"
         best = handle.best_trial
-    except (ValueError, RuntimeError):  # nothing complete yet
+    except (ValueError, RuntimeError, TransientStorageError):  # nothing complete yet, or nothing to be read just now
         return ""
     return f", best {best.value:.6g} (trial {best.number})"
 

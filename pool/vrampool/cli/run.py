@@ -128,7 +128,7 @@ def run(as_json: bool, **given: Any) -> int:
     with pool:
         handle = pool.submit(**asked)
         try:
-            follow(handle, pool, quiet=as_json)
+            follow(handle, quiet=as_json)
         except KeyboardInterrupt:
             handle.stop("interrupted")
             raise

@@ -11,6 +11,7 @@ from typing import Any
 from vrampool.dashboard import curves
 from vrampool.dashboard.cards import card, key_of, own_samples, residues
 from vrampool.dashboard.curves import Curve, Row
+from vrampool.dashboard.memories import Memories
 from vrampool.dashboard.source import Source
 from vrampool.dashboard.studies import study_view
 from vrampool.dashboard.tallies import Tally, total_of
@@ -70,6 +71,7 @@ class Board:
         self._next: list[dict[str, Any]] = []
         self._studies: dict[str, dict[str, Any]] = {}
         self._tallies: dict[str, Tally] = {}
+        self._memories: dict[str, Memories] = {}  #: only the studies' thread uses them
         self._submissions: dict[str, str] = {}
         self._residues: dict[str, int] = {}
         self._releases_at = 0.0
@@ -152,7 +154,7 @@ class Board:
             with self._lock:  # others sum it up
                 tally = self._tallies.setdefault(reading.name, Tally())
                 tally.add(reading.trials)
-            views[reading.name] = study_view(reading, tally)
+            views[reading.name] = study_view(reading, tally, self._memories.setdefault(reading.name, Memories()))
         with self._lock:
             self._storage_fault = None
             self._submissions = {item.row.id: reading.name for reading in readings for item in reading.submissions}
@@ -160,6 +162,7 @@ class Board:
             if not changed and list(views) == list(self._studies):
                 return None
             self._studies = views
+            self._memories = {name: kept for name, kept in self._memories.items() if name in views}
             return {"studies": changed, "order": list(views), "totals": self._totals()}
 
     def redis_away(self, text: str) -> dict[str, Any]:

@@ -10,24 +10,22 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState
 
 from vrampool import retries
+from vrampool.dashboard.memories import Memories, thin
 from vrampool.dashboard.source import StudyReading, Submission
 from vrampool.dashboard.tallies import Tally
-from vrampool.messages import EndKind
 from vrampool.storage import SubmissionState, attempt_of
-from vrampool.units import MIB
 
-#: Points of a chart; more than its pixels say nothing.
-MOST_POINTS = 400
 #: Kinds of failure that are told.
 _MOST_FAILURES = 5
 
 
-def study_view(reading: StudyReading, tally: Tally) -> dict[str, Any]:
+def study_view(reading: StudyReading, tally: Tally, memories: Memories) -> dict[str, Any]:
     """Return a study for the page.
 
     Args:
         reading: The study.
         tally: Of all its trials.
+        memories: Of this study, from earlier readings.
     """
     roots = [root for item in reading.submissions for root in retries.roots(reading.trials, item.spec)]
     counted = [root.last for root in roots if root.counted]
@@ -55,7 +53,7 @@ def study_view(reading: StudyReading, tally: Tally) -> dict[str, Any]:
         "start_s": round(tally.start_s / tally.started, 3) if tally.started else None,
         "failures": _failures(counted),
         **(_front(reading) if len(reading.directions) > 1 else _best(reading)),
-        **_memory(reading.trials),
+        **memories.add(reading.trials),
     }
 
 
@@ -110,7 +108,7 @@ def _best(reading: StudyReading) -> dict[str, Any]:
     if best is not None:
         params = {name: _plain(value) for name, value in best.params.items()}
         found = {"value": best.value, "number": best.number, "params": params, "at": best_at_s}
-    return {"best": found, "values": _thin(points, lambda point: bool(point[3])), "front": None}
+    return {"best": found, "values": thin(points, 3), "front": None}
 
 
 def _front(reading: StudyReading) -> dict[str, Any]:
@@ -120,7 +118,7 @@ def _front(reading: StudyReading) -> dict[str, Any]:
     costs = [[sign * value for sign, value in zip(signs, trial.values, strict=True)] for trial in done]
     best = _not_dominated(costs)
     points = [[t.values[0], t.values[1], t.number, place in best] for place, t in enumerate(done)]
-    return {"best": None, "values": _thin(points, lambda point: bool(point[3])), "front": len(best)}
+    return {"best": None, "values": thin(points, 3), "front": len(best)}
 
 
 def _not_dominated(costs: Sequence[list[float]]) -> set[int]:
@@ -142,33 +140,6 @@ def _by_end(trials: Iterable[FrozenTrial]) -> Iterator[tuple[float, FrozenTrial]
     ]
     for at_s, _, trial in sorted(ended, key=lambda item: item[:2]):
         yield round(at_s, 2), trial
-
-
-def _memory(trials: Iterable[FrozenTrial]) -> dict[str, Any]:
-    """Return what was asked for against what was taken: [number, asked MiB, peak MiB, out of memory]."""
-    points: list[list[Any]] = []
-    alone = 0
-    for trial in trials:
-        facts = attempt_of(trial)
-        if facts is None or not facts.peak_bytes:
-            continue
-        if facts.request_bytes is None:
-            alone += 1
-            continue
-        oom = facts.end == EndKind.OOM
-        points.append([trial.number, round(facts.request_bytes / MIB, 1), round(facts.peak_bytes / MIB, 1), oom])
-    return {"memory": _thin(points, lambda point: bool(point[3])), "alone": alone}
-
-
-def _thin(points: list[list[Any]], keep: Any) -> list[list[Any]]:
-    """Return at most about `MOST_POINTS` points: those to keep, and evenly chosen others. The last one stays."""
-    surplus = len(points) - MOST_POINTS
-    if surplus <= 0:
-        return points
-    step = math.ceil(len(points) / MOST_POINTS)
-    last = len(points) - 1
-    kept = [p for place, p in enumerate(points) if place % step == 0 or place == last or keep(p)]
-    return kept[-2 * MOST_POINTS :]
 
 
 def _plain(value: Any) -> Any:

@@ -48,13 +48,15 @@ def next_rows(
         enough = wanted is not None and study["finished"] + study["running"] >= wanted
         if study["state"] != "open" or study["waiting"] or enough:
             continue
-        job = WaitingJob("", study["submission"], -1, study["vram"], now)
+        asks_bytes = study["next_bytes"] if study["vram"] is None else study["vram"]
+        job = WaitingJob("", study["submission"], -1, asks_bytes, now)
         why = why_each_waits([job], workers)[job.job_id]
-        if any(_could_start(study["vram"], worker) for worker in workers):
+        if any(_could_start(asks_bytes, worker) for worker in workers):
             why = "it is about to be asked for"
         elif any(worker.state == "ready" for worker in workers):
             why = f"it is asked for when a device has room; until then it {why}"
-        rows.append({"study": study["name"], "number": None, "asks_bytes": study["vram"], "since": None, "why": why})
+        row = {"study": study["name"], "number": None, "asks_bytes": asks_bytes, "about": study["vram"] is None}
+        rows.append({**row, "since": None, "why": why})
     return rows
 
 

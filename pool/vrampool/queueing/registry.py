@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -45,7 +46,9 @@ class MpsState:
 
     @property
     def short(self) -> str:
-        """Return it in a word or two: "MPS on, 3 trials"."""
+        """Return it in a word or two: "MPS on, 3 trials"; empty where it is off: `notes` say why."""
+        if self.state == "off":
+            return ""
         trials = "" if not self.clients else ", 1 trial" if self.clients == 1 else f", {self.clients} trials"
         return f"MPS {self.state}{trials}"
 
@@ -122,8 +125,20 @@ _TUPLES = ("unknown", "leftovers", "capabilities", "full_submissions")
 
 
 def _known(cls: type[Any], raw: dict[str, Any]) -> dict[str, Any]:
-    names = {item.name for item in dataclasses.fields(cls)}
+    names = _names(cls)
     return {key: value for key, value in raw.items() if key in names}
+
+
+@functools.cache
+def _names(cls: type[Any]) -> frozenset[str]:
+    return frozenset(item.name for item in dataclasses.fields(cls))
+
+
+def _place(record: WorkerRecord) -> str:
+    """Name a device among those of all hosts. A card's UUID does so by itself; every host has a "cpu"."""
+    if record.device_id.startswith(("GPU-", "MIG-")):
+        return record.device_id
+    return f"{record.device_id}@{record.host}"
 
 
 class Registry:
@@ -132,6 +147,7 @@ class Registry:
     def __init__(self, connection: redis.Redis, pool: str) -> None:
         self._connection = connection
         self._names = Names(pool)
+        self._read: dict[bytes, WorkerRecord] = {}  #: as read last, by what was written
 
     @talks_to_redis
     def beat(self, record: WorkerRecord, ttl_s: float) -> None:
@@ -141,7 +157,7 @@ class Registry:
         body = json.dumps(record.to_json(), separators=(",", ":"))
         ttl_ms = int(ttl_s * 1000)
         largest_bytes = record.budget_bytes if record.grantable_bytes is None else record.grantable_bytes
-        args: list[Word] = [record.name, body, ttl_ms, record.device_id, largest_bytes, BUDGET_KEPT_S * 1000]
+        args: list[Word] = [record.name, body, ttl_ms, _place(record), largest_bytes, BUDGET_KEPT_S * 1000]
         run_script(self._connection, "beat", keys, args)
 
     @talks_to_redis
@@ -155,15 +171,17 @@ class Registry:
     @talks_to_redis
     def workers(self) -> list[WorkerRecord]:
         """Return the records of live workers by name. Round trips: 1. One that cannot be read is left out."""
-        records = []
+        read: dict[bytes, WorkerRecord] = {}
         for body in run_script(self._connection, "workers", [self._names.workers], [self._names.worker_prefix]):
             if not body:  # its life ended, the set is cleaned by the others' beats
                 continue
             try:
-                records.append(WorkerRecord.from_json(json.loads(body)))
+                # Most have not changed since the last look: reading 1 000 anew takes longer than asking for a trial.
+                read[body] = self._read.get(body) or WorkerRecord.from_json(json.loads(body))
             except (ValueError, TypeError, AttributeError):  # written by a much older or newer version
                 continue
-        return records
+        self._read = read
+        return list(read.values())
 
     @talks_to_redis
     def largest_budget(self, now: float) -> int | None:

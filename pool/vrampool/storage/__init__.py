@@ -15,6 +15,7 @@ from vrampool.storage.claims import (
     record_plan,
 )
 from vrampool.storage.faults import TransientStorageError, is_transient, keep_trying
+from vrampool.storage.known_trials import KnownTrials
 from vrampool.storage.marks import (
     ATTEMPT,
     CANCELLED,
@@ -50,6 +51,7 @@ __all__ = [
     "PLAN",
     "REQUEST",
     "Catalog",
+    "KnownTrials",
     "Mark",
     "Plan",
     "PlannedTrial",

@@ -13,14 +13,15 @@ from sqlalchemy.exc import ArgumentError
 from vrampool.errors import StudyError
 
 _REMEDY = "use sqlite:///study.db on one machine, postgresql://user@host/database on many"
-#: What libpq is asked for: a server that is gone is noticed within seconds, not after the kernel's two hours.
+#: What libpq is asked for: a pulled cable is noticed within ten seconds, not after the kernel's two hours. That is the
+#: time for which a connection may be silent, and after it the time for a new one.
 _POSTGRES_DEFAULTS: dict[str, Any] = {
-    "connect_timeout": 5,
+    "connect_timeout": 4,
     "keepalives": 1,
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 15_000,
+    "keepalives_idle": 3,
+    "keepalives_interval": 1,
+    "keepalives_count": 2,
+    "tcp_user_timeout": 5_000,
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,6 +12,7 @@ from optuna.storages import BaseStorage
 from sqlalchemy.exc import IntegrityError
 
 from vrampool.errors import MessageError
+from vrampool.storage.clock import StorageClock
 from vrampool.storage.faults import TransientStorageError, describe_fault
 from vrampool.storage.opening import storage_of
 from vrampool.storage.schema import bundles, points, submissions
@@ -53,7 +53,7 @@ class SubmissionRow:
     state: SubmissionState
     reason: str  #: why it ended or is ending; empty while nothing is to be said
     sequence: int  #: order in which submissions were added
-    created_at: float  #: seconds since the epoch
+    created_at: float  #: seconds since the epoch, by the database's clock
 
 
 class Catalog:
@@ -67,6 +67,11 @@ class Catalog:
 
     def __init__(self, storage: BaseStorage) -> None:
         self._database = storage_of(storage).database
+        self._clock = StorageClock(self._database)
+
+    def now_s(self) -> float:
+        """Return the time by the database's clock, which all times here are of: seconds since the epoch."""
+        return self._clock.now_s()
 
     # ---- submissions --------------------------------------------------------------------------------
 
@@ -74,7 +79,7 @@ class Catalog:
         self, submission_id: str, study_name: str, spec_text: str, *, bundle_sha256: str | None = None
     ) -> None:
         """Add a submission, OPEN. Adding the same id again changes nothing."""
-        now_s = time.time()
+        now_s = self.now_s()
         row = {
             "id": submission_id,
             "study_name": study_name,
@@ -113,7 +118,7 @@ class Catalog:
         move = (
             sa.update(submissions)
             .where(submissions.c.id == submission_id)
-            .values(state=str(state), reason=reason or "", updated_at=time.time())
+            .values(state=str(state), reason=reason or "", updated_at=self.now_s())
         )
         if expected is not None:
             move = move.where(submissions.c.state.in_([str(one) for one in expected]))
@@ -124,7 +129,7 @@ class Catalog:
 
     def put_bundle(self, sha256: str, body: bytes, signature: str) -> None:
         """Keep a bundle under its hash. Putting it again signs it anew, and keeps it from being dropped just now."""
-        row = {"sha256": sha256, "body": body, "signature": signature, "created_at": time.time()}
+        row = {"sha256": sha256, "body": body, "signature": signature, "created_at": self.now_s()}
         if self._insert_once(bundles, row):
             return
         again = sa.update(bundles).where(bundles.c.sha256 == sha256)  # the pool may have another secret by now
@@ -158,7 +163,7 @@ class Catalog:
             .where(submissions.c.bundle_sha256.is_not(None))
             .where(submissions.c.state.not_in([str(state) for state in FINAL_STATES]))
         )
-        drop = sa.delete(bundles).where(bundles.c.sha256.not_in(named), bundles.c.created_at <= time.time() - grace_s)
+        drop = sa.delete(bundles).where(bundles.c.sha256.not_in(named), bundles.c.created_at <= self.now_s() - grace_s)
         with self._database.transaction() as session:
             return int(session.execute(drop).rowcount)  # type: ignore[attr-defined]
 

@@ -42,7 +42,6 @@ _values: sa.Table = models.TrialValueModel.__table__
 _user_attrs: sa.Table = models.TrialUserAttributeModel.__table__
 _system_attrs: sa.Table = models.TrialSystemAttributeModel.__table__
 
-
 #: While Optuna checks and creates its tables, transactions begin without the write lock: it writes on one connection
 #: while another of its own still reads, and would wait for itself. `schema.creation_lock` makes creation safe instead.
 _optunas_own_order: Callable[[], AbstractContextManager[None]] = reading
@@ -75,6 +74,8 @@ class PoolDatabase(RDBStorage):
         create: Create Optuna's tables where they are missing.
         check: Compare their version with this Optuna's.
     """
+
+    known_trials: trial_rows.KnownTrials | None = None  #: where it is None, unfinished trials are read whole every time
 
     def __init__(self, address: Address, *, busy_timeout_s: float, create: bool, check: bool) -> None:
         self.shown = address.shown
@@ -161,6 +162,7 @@ class PoolDatabase(RDBStorage):
                 states=None if states is None else [state for state in TrialState if state in states],
                 included_trial_ids=included_trial_ids,
                 trial_id_greater_than=trial_id_greater_than,
+                known=self.known_trials,
             )
 
     def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
@@ -226,7 +228,7 @@ class PoolDatabase(RDBStorage):
                 row = {"study_id": study_id, "number": number, "state": TrialState.WAITING}
                 trial_id = session.execute(sa.insert(_trials).values(row)).inserted_primary_key[0]  # type: ignore[attr-defined]
                 self._put_attrs(session, trial_id, user_attrs, system_attrs)
-                return _waiting_trial(trial_id, number, user_attrs, system_attrs)
+                return trial_rows.waiting_trial(trial_id, number, user_attrs, system_attrs)
         return self.get_trial(trial_id)
 
     def move_trial(
@@ -380,21 +382,3 @@ def _retry_of(session: Session, study_id: int, number: int) -> int | None:
         if json.loads(text).get("retry_of") == number:
             return int(trial_id)
     return None
-
-
-def _waiting_trial(
-    trial_id: int, number: int, user_attrs: Mapping[str, Any], system_attrs: Mapping[str, Any]
-) -> FrozenTrial:
-    return FrozenTrial(
-        number=number,
-        trial_id=trial_id,
-        state=TrialState.WAITING,
-        value=None,
-        datetime_start=None,
-        datetime_complete=None,
-        params={},
-        distributions={},
-        user_attrs=json.loads(json.dumps(dict(user_attrs))),
-        system_attrs=json.loads(json.dumps(dict(system_attrs))),
-        intermediate_values={},
-    )

@@ -20,6 +20,8 @@ _T = TypeVar("_T")
 
 #: SQLite result codes that a later call may not meet again.
 _PASSING_SQLITE = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_PROTOCOL")
+#: PostgreSQL's codes, beside those of lost connections: a standby that is about to take over refuses writes.
+_PASSING_POSTGRES = ("25006",)
 #: First and longest pause between two tries of `keep_trying`, in seconds.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
@@ -44,7 +46,8 @@ def is_transient(error: BaseException) -> bool:
         return True
     if isinstance(cause.orig, sqlite3.Error):  # without a code it is Python's own: a value that cannot be read
         return getattr(cause.orig, "sqlite_errorname", "").startswith(_PASSING_SQLITE)
-    return isinstance(cause, (exc.OperationalError, exc.InterfaceError))
+    code = getattr(cause.orig, "sqlstate", None) or getattr(cause.orig, "pgcode", None)
+    return code in _PASSING_POSTGRES or isinstance(cause, (exc.OperationalError, exc.InterfaceError))
 
 
 def describe_fault(error: BaseException) -> str:
@@ -55,6 +58,8 @@ def describe_fault(error: BaseException) -> str:
     text = lines[0] if lines else type(cause).__name__
     if "too many c" in text or "remaining connection slots" in text:  # "too many clients", "too many connections"
         return f"{text}; raise max_connections, or run fewer workers"
+    if "read-only transaction" in text:
+        return f"{text}; this is a standby: give the URL of the primary, or wait until it takes over"
     if "database is locked" in text:
         return f"{text} by another process"
     return text

@@ -10,7 +10,7 @@ import datetime
 import functools
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,6 +19,8 @@ from optuna.storages._rdb import models
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
+
+from vrampool.storage.known_trials import KnownTrials
 
 _trials: sa.Table = models.TrialModel.__table__
 _params: sa.Table = models.TrialParamModel.__table__
@@ -62,6 +64,7 @@ def read_trials(
     states: Collection[TrialState] | None,
     included_trial_ids: Collection[int],
     trial_id_greater_than: int,
+    known: KnownTrials | None = None,
 ) -> list[FrozenTrial]:
     """Return trials of a study in the order of their ids.
 
@@ -71,6 +74,7 @@ def read_trials(
         states: Only trials in these states; None: in any.
         included_trial_ids: Trials up to `trial_id_greater_than` that are wanted all the same.
         trial_id_greater_than: All trials with larger ids are wanted.
+        known: Unfinished trials that need not be read whole; None: all are.
 
     Raises:
         KeyError: there is no such study.
@@ -83,7 +87,15 @@ def read_trials(
     older = sorted(trial_id for trial_id in included_trial_ids if trial_id <= trial_id_greater_than)
     for ids in _portions(older):
         rows += session.execute(base.where(_trials.c.trial_id.in_(ids)))
-    return _with_details(session, sorted(rows, key=lambda row: int(row.trial_id)))
+    rows.sort(key=lambda row: int(row.trial_id))
+    if known is None:
+        return _with_details(session, rows)
+    found = known.of(rows)
+    unknown = [row for row in rows if row.trial_id not in found]
+    read = _with_details(session, unknown)
+    known.note(unknown, read)
+    found |= {trial._trial_id: trial for trial in read}
+    return [found[row.trial_id] for row in rows]
 
 
 def read_trial(session: Session, trial_id: int) -> FrozenTrial:
@@ -92,6 +104,25 @@ def read_trial(session: Session, trial_id: int) -> FrozenTrial:
     if not found:
         raise KeyError(f"there is no trial with id {trial_id}")
     return found[0]
+
+
+def waiting_trial(
+    trial_id: int, number: int, user_attrs: Mapping[str, Any], system_attrs: Mapping[str, Any]
+) -> FrozenTrial:
+    """Return a trial that was made just now as it would be read."""
+    return FrozenTrial(
+        number=number,
+        trial_id=trial_id,
+        state=TrialState.WAITING,
+        value=None,
+        datetime_start=None,
+        datetime_complete=None,
+        params={},
+        distributions={},
+        user_attrs=json.loads(json.dumps(dict(user_attrs))),
+        system_attrs=json.loads(json.dumps(dict(system_attrs))),
+        intermediate_values={},
+    )
 
 
 def write_report(session: Session, trial_id: int, step: int, value: float) -> None:

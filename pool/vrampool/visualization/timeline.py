@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -131,18 +131,33 @@ def _levels(band: Band, height_bytes: float) -> Iterator[slice]:
 def read_timelines(
     samples: Iterable[Mapping[str, Any]], releases: Iterable[Mapping[str, Any]]
 ) -> tuple[DeviceTimeline, ...]:
-    """Sort samples and releases by device; devices are in the order of their names and ids."""
-    by_device: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    """Sort samples and releases by device; devices are in the order of their names and ids.
+
+    Each host has a "cpu": those of several hosts are told apart by the host, and carry its name.
+    """
+    by_device: defaultdict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for sample in samples:
-        by_device[sample["device_id"]].append(sample)
-    ends: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        by_device[_device_of(sample)].append(sample)
+    ends: defaultdict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for release in releases:
-        ends[release["device_id"]].append(release)
+        ends[_device_of(release)].append(release)
     if not by_device:
         return ()
     start_s = min(sample["at_s"] for group in by_device.values() for sample in group)
-    lines = [_read_device(group, ends[device_id], start_s) for device_id, group in by_device.items()]
+    hosts = Counter(device_id for device_id, _ in by_device)
+    lines = []
+    for (device_id, host), group in by_device.items():
+        # Releases of before their host was kept name the device alone.
+        line = _read_device(group, ends[device_id, host] or ends[device_id, ""], start_s)
+        shared = hosts[device_id] > 1 and host
+        lines.append(replace(line, device_name=f"{host}: {line.device_name}") if shared else line)
     return tuple(sorted(lines, key=lambda line: (line.device_name, line.device_id)))
+
+
+def _device_of(entry: Mapping[str, Any]) -> tuple[str, str]:
+    """Return a device's id and its host; a card's UUID names it alone, wherever its host has gone."""
+    device_id = str(entry["device_id"])
+    return device_id, "" if device_id.startswith(("GPU-", "MIG-")) else str(entry.get("host", ""))
 
 
 def _read_device(samples: list[Mapping[str, Any]], releases: list[Mapping[str, Any]], start_s: float) -> DeviceTimeline:

@@ -43,7 +43,7 @@ async function connect() {
 }
 
 function onWhole(message) {
-  setText($("pool"), message.pool);
+  setText($("pool"), message.pool === "vrampool" ? "" : message.pool);  // its name where nobody gave it one
   document.title = `vrampool · ${message.pool}`;
   studies.clear();
   for (const study of message.studies) studies.set(study.name, study);

@@ -123,15 +123,16 @@ export class DeviceCard {
 
   makeRow() {
     const swatch = el("i", { class: "swatch" });
-    const name = el("span");
+    const [study, number] = [el("span"), el("span")];
     const fill = el("b");
     const [held, lease, since] = [0, 0, 0].map(() => el("td", { class: "n" }));
-    const head = el("th", { scope: "row", class: "name" }, swatch, name);
+    const head = el("th", { scope: "row", class: "name" }, el("span", {}, swatch, study, number));
     const row = el("tr", {}, head, el("td", { class: "meter" }, el("i", {}, fill)), held, lease, since);
     row.show = (trial, now) => {
       const colour = trialColour(trial.study, trial.number);
       if (row.colour !== colour) swatch.style.background = fill.style.background = row.colour = colour;
-      setText(name, `${trial.study} ${trial.number}`);
+      setText(study, trial.study);
+      setText(number, `\u00a0${trial.number}`);
       setAttribute(head, "title", [`peak ${bytes(trial.peak_bytes)}`, `torch reserved ${bytes(trial.reserved_bytes)}`,
         `allocated ${bytes(trial.allocated_bytes)}`, `cap ${bytes(trial.cap_bytes)}`].join(", "));
       fill.style.width = `${Math.min(100, 100 * (trial.measured_bytes ?? 0) / Math.max(1, trial.lease_bytes)).toFixed(1)}%`;

@@ -16,6 +16,9 @@ export function bytes(value) {
 
 export const mib = (value) => (value == null ? "–" : bytes(value * MIB));
 
+// A mark on an axis, given in MiB: "512 MiB", "1.5 GiB".
+export const roundSize = (tick) => (tick === 0 ? "0" : tick < 1024 ? `${Number(tick.toPrecision(3))} MiB` : `${Number((tick / 1024).toFixed(2))} GiB`);
+
 // "3.1 of 4.0 GiB": the unit once where it is the same.
 export function share(part, whole) {
   const [a, b] = [bytes(part), bytes(whole)];

@@ -86,7 +86,7 @@ export class MemoryChart extends Plot {
       scales: { x: { range: () => [this.now - this.windowS, this.now] }, y: { range: () => [0, this.height_mib()] } },
       axes: [timeAxis(), axis({
         incrs: STEPS, space: 30, size: SIDE,
-        values: (_u, ticks) => ticks.map((tick) => (tick === 0 ? "0" : tick % GIB ? `${tick} MiB` : `${tick / GIB} GiB`)),
+        values: (_u, ticks) => ticks.map(roundSize),
       })],
       series: [{}, { stroke: "transparent", points: { show: false }, paths: () => null }],
       hooks: { drawAxes: [(u) => this.paint(u)], setCursor: [(u) => this.onPoint(u.cursor.left < 0 ? null : u.cursor.idx)] },

@@ -42,7 +42,7 @@ export function showWaiting(node, waiting, studies, now) {
     el("th", { scope: "row" }, key), el("td", { class: "n", "data-label": "asks for" }), el("td", { class: "n", "data-label": "waits for" }), el("td", { class: "reason" })));
   for (const one of waiting) {
     const [, asks, since, why] = nodes.get(named(one)).children;
-    setText(asks, one.asks_bytes != null ? bytes(one.asks_bytes) : one.number == null ? "as learned" : "a whole device");
+    setText(asks, one.asks_bytes == null ? "a whole device" : `${one.about ? "about " : ""}${bytes(one.asks_bytes)}`);
     setText(since, one.since == null ? "–" : duration(now - one.since));
     setText(why, one.why);
   }

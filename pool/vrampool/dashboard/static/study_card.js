@@ -1,6 +1,6 @@
 // One study: how far it is, what came out, what its trials took, and what went wrong.
 import { TableBehind, el, keyed, setAttribute, setText } from "./dom.js";
-import { bytes, clock, duration, mib, number, plural } from "./format.js";
+import { bytes, clock, duration, mib, number, percent, plural } from "./format.js";
 import { AskedChart, FrontChart, ValuesChart } from "./study_charts.js";
 
 const TONES = { open: "accent", done: "good", failed: "bad", failing: "bad" };
@@ -79,6 +79,8 @@ export class StudyCard {
       ["Out of memory", String(ooms), verdicts.map(([verdict, count]) => `${count} ${verdict}`).join(", ")],
       ["Retries", String(s.retries), plural(s.attempts, "attempt")],
       ["Each trial asks for", s.vram == null ? "as learned" : bytes(s.vram), s.alone ? `${s.alone} ran alone first` : ""],
+      ...(s.prediction_error == null ? [] : [["Predictions off by", percent(s.prediction_error), `median of ${s.predicted}; ${s.asked_too_little} asked for too little`]]),
+      ...(s.over_reserved == null ? [] : [["Leased and not used", percent(s.over_reserved), "of what trials held"]]),
       ["Start-up tax", duration(s.start_s), s.start_s == null ? "" : "a trial"],
     ];
     const nodes = keyed(this.facts, rows.map(([term]) => term), (term) => el("div", {}, el("dt", {}, term), el("dd", { class: term === "Best value" ? "big" : null }, el("span"), " ", el("small"))));
@@ -100,13 +102,14 @@ export class StudyCard {
         () => this.study.values.slice(-ROWS).reverse().map(([x, y, n, front]) => [String(n), number(x), number(y), front ? "yes" : ""]))
       : new TableBehind("Values over time", [["Trial"], ["Ended", true], ["Value", true], ["New best"]],
         () => this.study.values.slice(-ROWS).reverse().map(([at, value, n, best]) => [String(n), clock(at), number(value), best ? "yes" : ""]));
-    this.behindAsked = new TableBehind("Memory asked for and taken", [["Trial"], ["Asked for", true], ["Taken", true], ["Out of memory"]],
-      () => this.study.memory.slice(-ROWS).reverse().map(([n, asked, peak, oom]) => [String(n), mib(asked), mib(peak), oom ? "yes" : ""]));
+    this.behindAsked = new TableBehind("Memory predicted and measured", [["Trial"], ["Predicted", true], ["Asked for", true], ["Peak", true], ["Out of memory"]],
+      () => this.study.memory.slice(-ROWS).reverse().map(([n, predicted, asked, peak, oom, atLeast]) =>
+        [String(n), mib(predicted), mib(asked), `${atLeast ? "> " : ""}${mib(peak)}`, oom ? "yes" : ""]));
     this.noValues = el("p", { class: "idle" }, "No trial is complete yet.");
     this.noMemory = el("p", { class: "idle" }, "Nothing was measured against a request yet.");
     this.charts.append(
       el("figure", {}, el("figcaption", {}, two ? "First objective against the second" : "Best value over time"), this.values.node, this.noValues, el("div", { class: "readout" }, a), this.behindValues.node),
-      el("figure", {}, el("figcaption", {}, "Memory taken (up) against asked for"), this.asked.node, this.noMemory, el("div", { class: "readout" }, b), this.behindAsked.node));
+      el("figure", {}, el("figcaption", {}, "Memory measured (up) against asked for and predicted"), this.asked.node, this.noMemory, el("div", { class: "readout" }, b), this.behindAsked.node));
   }
 
   showCharts() {
@@ -118,7 +121,7 @@ export class StudyCard {
     this.behindValues.node.hidden = !s.values.length;
     this.behindAsked.node.hidden = !s.memory.length;
     setAttribute(this.values.node, "aria-label", `${s.name}: ${plural(s.values.length, "value")}, best ${number(s.best?.value)}. Left and right arrows read them.`);
-    setAttribute(this.asked.node, "aria-label", `${s.name}: memory of ${plural(s.memory.length, "trial")} against what was asked for. Left and right arrows read them.`);
+    setAttribute(this.asked.node, "aria-label", `${s.name}: memory of ${plural(s.memory.length, "trial")} against what was predicted and asked for. Left and right arrows read them.`);
     if (s.values.length) this.values.show(s.values, s.directions[0] === "minimize");
     if (s.memory.length) this.asked.show(s.memory);
     this.behindValues.update();

@@ -1,6 +1,6 @@
 // Charts of a study: values over time (or against each other), and what was asked for against what was taken.
 import { speak } from "./dom.js";
-import { clock, mib, number } from "./format.js";
+import { clock, mib, number, roundSize } from "./format.js";
 import { Plot, axis, colour, timeAxis } from "./plots.js";
 
 const dots = (name, size = 5) => ({
@@ -14,6 +14,19 @@ function padded(low, high) {
   if (low == null || high == null) return [0, 1];
   const room = (high - low) * 0.08 || Math.abs(high) * 0.1 || 1;
   return [low - room, high + room];
+}
+
+// Round sizes in MiB for a logarithmic axis: powers of two, and some between them where there are few.
+function roundSizes(low, high, most) {
+  let found = [];
+  for (const parts of [[1], [1, 1.5], [1, 1.25, 1.5, 1.75]]) {
+    found = [];
+    for (let power = 2 ** Math.floor(Math.log2(low)); power <= high; power *= 2)
+      found.push(...parts.map((part) => part * power).filter((size) => size >= low && size <= high));
+    if (found.length > 2) break;
+  }
+  const step = Math.ceil(found.length / most);
+  return found.filter((_size, place) => place % step === 0);
 }
 
 class PointsChart extends Plot {
@@ -88,44 +101,62 @@ export class FrontChart extends PointsChart {
   }
 }
 
-// On the line what was asked for was exactly right; below it memory lay idle, above it the trial ran out.
+// A dot for what was asked for; left of it, as a line, the margin down to what was predicted. On the diagonal a trial
+// held exactly that; below it memory lay idle, above it the trial needed more.
 export class AskedChart extends PointsChart {
   show(points) {
-    this.points = [...points].sort((a, b) => a[1] - b[1]);
+    this.points = points.map(([trial, predicted, asked, peak, oom, atLeast]) => ({ trial, predicted, asked, peak, oom, atLeast }))
+      .sort((a, b) => a.asked - b.asked);
     this.refresh();
   }
 
   data() {
-    this.most = this.points.reduce((most, p) => Math.max(most, p[1], p[2]), 1) * 1.08;
-    return [this.points.map((p) => p[1]), this.points.map((p) => (p[3] ? null : p[2])), this.points.map((p) => (p[3] ? p[2] : null))];
+    const sizes = this.points.flatMap((p) => [p.asked, p.predicted, p.peak]).filter((size) => size > 0);
+    [this.low, this.high] = [Math.min(...sizes) / 1.2, Math.max(...sizes) * 1.2];
+    return [this.points.map((p) => p.asked), this.points.map((p) => (p.oom ? null : p.peak)), this.points.map((p) => (p.oom ? p.peak : null))];
   }
 
   options() {
-    const values = (_u, ticks) => ticks.map((tick) => (tick === 0 ? "0" : mib(tick).replace(".0", "")));
-    const incrs = [16, 32, 64, 128, 256, 512, ...[1, 2, 4, 5, 8, 10, 16, 20, 32, 40, 64].map((n) => n * 1024)];
+    const sizes = (most) => ({
+      splits: (_u, _axis, low, high) => roundSizes(low, high, most), filter: (_u, ticks) => ticks,
+      values: (_u, ticks) => ticks.map(roundSize),
+    });
+    const scale = { distr: 3, log: 2, range: () => [this.low, this.high] };
     return {
       padding: [6, 8, 0, 0], cursor: quiet,
-      hooks: this.hooks({ drawAxes: [(u) => this.diagonal(u)] }),
-      scales: { x: { time: false, range: () => [0, this.most] }, y: { range: () => [0, this.most] } },
-      axes: [axis({ size: 22, space: 70, values, incrs }), axis({ values, incrs, size: 54, space: 30 })],
+      hooks: this.hooks({ drawAxes: [(u) => this.lines(u)] }),
+      scales: { x: { time: false, ...scale }, y: scale },
+      axes: [axis({ size: 22, ...sizes(6) }), axis({ size: 54, ...sizes(5) })],
       series: [{}, dots("running", 5), dots("fail", 6)],
     };
   }
 
-  diagonal(u) {
+  lines(u) {
     const c = u.ctx;
     c.save();
+    c.strokeStyle = colour("faint");
+    c.lineWidth = 1.5 * devicePixelRatio;
+    c.beginPath();
+    for (const { predicted, asked, peak } of this.points) {
+      if (predicted == null) continue;
+      const y = u.valToPos(peak, "y", true);
+      c.moveTo(u.valToPos(predicted, "x", true), y);
+      c.lineTo(u.valToPos(asked, "x", true), y);
+    }
+    c.stroke();
     c.strokeStyle = colour("line-strong");
     c.lineWidth = devicePixelRatio;
     c.beginPath();
-    c.moveTo(u.valToPos(0, "x", true), u.valToPos(0, "y", true));
-    c.lineTo(u.valToPos(this.most, "x", true), u.valToPos(this.most, "y", true));
+    c.moveTo(u.valToPos(this.low, "x", true), u.valToPos(this.low, "y", true));
+    c.lineTo(u.valToPos(this.high, "x", true), u.valToPos(this.high, "y", true));
     c.stroke();
     c.restore();
   }
 
   describe(index) {
     const point = this.points[index];
-    return point ? `trial ${point[0]}: asked ${mib(point[1])}, took ${mib(point[2])}${point[3] ? " · out of memory" : ""}` : "";
+    if (!point) return "";
+    const predicted = point.predicted == null ? "" : `predicted ${mib(point.predicted)}, `;
+    return `trial ${point.trial}: ${predicted}asked ${mib(point.asked)}, ${point.oom ? "ran out of memory at" : "peak"} ${point.atLeast && !point.oom ? "at least " : ""}${mib(point.peak)}`;
   }
 }
