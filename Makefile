@@ -45,6 +45,10 @@ test-slow: $(VENV)/.dev-installed  ## run the slow tests that need no GPU: fault
 test-gpu: $(VENV)/.dev-installed  ## run the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu $(ARGS)
 
+.PHONY: chaos
+chaos: $(VENV)/.dev-installed  ## play 200 random faults over several hosts; SEED=7 repeats, FAULTS=30 is shorter
+	PYTHONPATH=tests $(BIN)/python -m hosts.play $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS)) $(ARGS)
+
 .PHONY: rq-suite
 rq-suite: $(VENV)/.dev-installed  ## run RQ's own worker tests over our worker class; asks the package index for RQ's source
 	$(BIN)/python -m pytest -m slow tests/rq_suite $(ARGS)
@@ -76,6 +80,14 @@ format: $(VENV)/.dev-installed  ## write the source the way `make check` wants i
 .PHONY: bench
 bench: $(VENV)/.dev-installed  ## measure this machine: overheads, packing, the whole search
 	$(BIN)/python -m benchmarks $(ARGS)
+
+.PHONY: bench-peers
+bench-peers: $(VENV)/.dev-installed $(VENV)/.bench-installed  ## run the pool beside threads, processes, RQ and Ray Tune: cost, loss
+	$(BIN)/python -m benchmarks.peers $(ARGS)
+
+.PHONY: bench-scale
+bench-scale: $(VENV)/.dev-installed  ## simulate up to 1 000 devices: what a trial costs coordinator and Redis
+	$(BIN)/python -m benchmarks.simulate $(ARGS)
 
 .PHONY: browser
 browser:  ## install the headless Chromium that tests the dashboard's page, where there is none
@@ -112,6 +124,10 @@ $(VENV)/.demo-installed: pyproject.toml $(PINS) $(VENV)/.torch-installed
 	@$(INSTALL) --editable '.[torch,learn]' matplotlib
 	@$(COMPILE)
 	@touch $@
+
+$(VENV)/.bench-installed: pyproject.toml $(PINS) | $(VENV)/.dev-installed
+	@echo "Installing what the pool is compared with into $(VENV); once."
+	@if $(INSTALL) --group bench; then $(COMPILE); touch $@; else echo "Not all could be installed: what is missing is left out."; fi
 
 $(VENV)/.deploy-installed: requirements/deploy.txt requirements/deploy.sh $(PINS) | $(VENV)/.dev-installed
 	@echo "Installing what checks deploy/ into $(VENV); once."
