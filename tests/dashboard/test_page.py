@@ -112,6 +112,32 @@ def test_every_chart_is_read_with_keys_and_has_a_table_behind_it(shown):
     assert page.locator("#study-cards .plot").count() == 6
 
 
+def test_the_chart_of_memory_shows_what_was_predicted_asked_for_and_measured(shown):
+    """Sizes lie on logarithmic axes: a large trial does not press the small ones into a corner."""
+    page = shown
+    chart = page.locator("#study-cards .plot").nth(1)
+    chart.scroll_into_view_if_needed()
+    chart.focus()
+    page.keyboard.press("End")
+    holds(page, "/predicted .* GiB, asked .* GiB, peak/.test(document.querySelector('#spoken').textContent)")
+    scales = "['x', 'y'].map((name) => document.querySelectorAll('#study-cards .plot')[1].plot.u.scales[name].distr)"
+    assert page.evaluate(scales) == [3, 3]
+    facts = page.locator("#study-cards .facts").first.inner_text()
+    assert re.search(r"Predictions off by\n[\d.]+ %\nmedian of \d+; \d+ asked for too little", facts)
+    assert re.search(r"Leased and not used\n[\d.]+ %", facts)
+
+
+def test_a_value_far_worse_than_the_others_is_drawn_at_the_edge_and_told(shown):
+    page = shown
+    found = page.evaluate(
+        """() => { const { plot } = document.querySelector("#study-cards .plot"); const before = plot.points;
+        plot.show([1, 2, 1.5, 1.2, 1.1, 1.3, 900].map((value, n) => [n * 60, value, n, n === 0]), true);
+        const found = [Math.max(...plot.shown), plot.legend, plot.describe(6)]; plot.show(before, plot.minimize);
+        return found; }"""
+    )
+    assert found[0] < 10 and "1 far worse at the edge" in found[1] and "900" in found[2]
+
+
 def test_the_whole_page_can_be_walked_with_the_tab_key(shown):
     page = shown
     page.reload()
@@ -173,6 +199,13 @@ def test_at_phone_width_nothing_sticks_out(shown, picture):
         "[...document.querySelectorAll('.bar button, .choice button')]"
         ".filter((e) => e.getBoundingClientRect().height < 30).map((e) => e.innerText)"
     )
+    cut = page.evaluate(
+        "[...document.querySelectorAll('.trials .name')].filter((e) => {"
+        "const [name, number] = e.querySelectorAll('span span'); const end = number.getBoundingClientRect().right;"
+        "return !/\\d/.test(number.textContent) || name.clientWidth < 20 || end > e.getBoundingClientRect().right + 1;"
+        "}).map((e) => e.innerText)"
+    )
+    assert cut == [], "the number tells trials apart, and the study's name is seen"
     picture(page, "phone")
     page.set_viewport_size({"width": 1440, "height": 1000})
     assert small == [], "fingers need room"

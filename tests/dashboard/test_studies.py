@@ -7,9 +7,13 @@ import json
 import pytest
 from support.made_up_pool import MadeUpPool
 
+from vrampool.dashboard import memories
 from vrampool.dashboard.board import Board
-from vrampool.dashboard.studies import MOST_POINTS, study_view
+from vrampool.dashboard.memories import MOST_POINTS, Memories
+from vrampool.dashboard.studies import study_view
 from vrampool.dashboard.tallies import Tally, total_of
+from vrampool.measured import trial_memory
+from vrampool.memory.explaining import explain
 from vrampool.storage import ATTEMPT
 
 
@@ -21,7 +25,7 @@ def readings():
 def view(reading):
     tally = Tally()
     tally.add(reading.trials)
-    return study_view(reading, tally)
+    return study_view(reading, tally, Memories())
 
 
 def test_progress_counts_root_trials_and_retries_once(readings):
@@ -51,11 +55,39 @@ def test_several_objectives_show_the_front_instead_of_a_best(readings):
     assert not any(a > x and b < y for x, y in on_front for a, b, _, _ in told["values"])
 
 
-def test_what_was_asked_for_stands_against_what_was_taken(readings):
+def test_what_was_predicted_and_asked_for_stands_against_what_was_measured(readings):
     told = view(readings[0])
     assert told["alone"] == 3, "the first ones asked for a whole device: nothing was predicted"
-    assert all(oom or peak <= asked for _, asked, peak, oom in told["memory"])
-    assert sum(oom for *_, oom in told["memory"]) == 4
+    points = told["memory"]
+    assert all(oom or peak <= asked for _, _, asked, peak, oom, _ in points)
+    assert sum(oom for *_, oom, _ in points) == 4
+    assert all(at_least for *_, oom, at_least in points if oom), "what ran out has shown a lower bound only"
+    assert {predicted is None for number, predicted, *_ in points if number < 20} == {True}
+    assert all(predicted < asked for number, predicted, asked, *_ in points if number >= 20)
+
+
+def test_the_page_and_vrampool_explain_tell_the_same_of_a_studys_memory(readings):
+    told = view(readings[0])
+    found = explain([trial_memory(trial) for trial in readings[0].trials]).record
+    assert told["predicted"] == found.predicted > 30
+    assert told["prediction_error"] == pytest.approx(found.median_error, abs=1e-4)
+    assert told["over_reserved"] == pytest.approx(found.over_reserved, abs=1e-4)
+    assert told["asked_too_little"] == found.under
+
+
+def test_a_finished_trial_is_read_once_and_a_study_made_anew_is_read_anew(readings, monkeypatch):
+    read = []
+    monkeypatch.setattr(memories, "trial_memory", lambda trial: read.append(trial.number) or trial_memory(trial))
+    kept, trials = Memories(), readings[2].trials
+    assert kept.add(trials[:50]) == Memories().add(trials[:50])
+    read.clear()
+    kept.add(trials[:50])
+    assert read == []
+    kept.add(trials[:52])
+    assert read == [50, 51]
+    read.clear()
+    kept.add(trials[:3])
+    assert read == [0, 1, 2]
 
 
 def test_ten_thousand_trials_become_a_bounded_message_that_keeps_every_new_best():

@@ -49,6 +49,7 @@ STUDY = {
     "running": 2,
     "waiting": 0,
     "vram": 20 * GIB,
+    "next_bytes": None,
 }
 
 
@@ -60,6 +61,15 @@ def test_the_next_trial_of_a_study_tells_which_room_it_wants(workers):
     full = [dataclasses.replace(item, free_bytes=GIB) for item in workers]
     (why,) = why_next(full)
     assert why.startswith("it is asked for when a device has room; until then it waits for ") and "free" in why
+
+
+def test_of_a_study_whose_requests_are_learned_the_next_trial_will_ask_for_about_what_the_last_one_did(workers):
+    full = [dataclasses.replace(item, free_bytes=GIB) for item in workers]
+    (row,) = next_rows([{**STUDY, "vram": None, "next_bytes": 3 * GIB}], full, NOW)
+    assert (row["asks_bytes"], row["about"]) == (3 * GIB, True)
+    assert "waits for 3.0 GiB" in row["why"]
+    (row,) = next_rows([{**STUDY, "vram": None}], full, NOW)
+    assert row["asks_bytes"] is None and "a device of its own" in row["why"]
 
 
 def test_where_there_is_room_the_next_trial_is_about_to_come(workers):

@@ -19,7 +19,7 @@ from vrampool.dashboard.source import StudyReading, Submission
 from vrampool.errors import InputError
 from vrampool.messages import AttemptFacts, ObjectiveRef, SubmissionSpec
 from vrampool.queueing import MpsState, RunningTrial, WaitingJob, WorkerRecord
-from vrampool.storage import ATTEMPT, CLAIM, MARK, Mark, SubmissionRow, SubmissionState
+from vrampool.storage import ATTEMPT, CLAIM, MARK, REQUEST, Mark, SubmissionRow, SubmissionState
 from vrampool.units import GIB, MIB
 
 SAMPLE_S = 0.5
@@ -247,6 +247,8 @@ class MadeUpPool:
         trial.number = number
         trial.datetime_start, trial.datetime_complete = start, start + datetime.timedelta(seconds=30)
         trial.user_attrs[ATTEMPT] = facts.to_json()
+        predicted = int(0.9 * request) if request and number >= 20 else None
+        trial.user_attrs[REQUEST] = {"bytes": request, "reason": "", "predicted": predicted}
         return trial
 
     # ---- Actions -----------------------------------------------------------------------------------------

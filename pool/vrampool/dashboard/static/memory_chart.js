@@ -2,7 +2,7 @@
 // objective has allocated of that. uPlot draws axes and cursor; the bands are drawn here, from the rows as they are:
 // the work depends on what is seen, not on how many trials there have been.
 import { speak } from "./dom.js";
-import { clock, mib, trialColour } from "./format.js";
+import { clock, mib, roundSize, trialColour } from "./format.js";
 import { Plot, axis, colour, timeAxis } from "./plots.js";
 
 // Rows further apart leave a hole: what the device held then is not known. An idle device is sampled every 5 s.

@@ -94,9 +94,10 @@ export class StudyCard {
   makeCharts() {
     const two = this.study.directions.length > 1;
     const [a, b] = [el("span"), el("span")];
-    const tell = (node) => (text) => setText(node, text || "\u00a0");
-    this.values = two ? new FrontChart("", tell(a)) : new ValuesChart("", tell(a));
-    this.asked = new AskedChart("", tell(b));
+    const tell = (node, chart) => (text) => setText(node, text || chart().legend);
+    this.values = two ? new FrontChart("", tell(a, () => this.values)) : new ValuesChart("", tell(a, () => this.values));
+    this.asked = new AskedChart("", tell(b, () => this.asked));
+    this.readouts = [[this.values, a], [this.asked, b]];
     this.behindValues = two
       ? new TableBehind("Values", [["Trial"], ["First", true], ["Second", true], ["On the front"]],
         () => this.study.values.slice(-ROWS).reverse().map(([x, y, n, front]) => [String(n), number(x), number(y), front ? "yes" : ""]))
@@ -124,6 +125,7 @@ export class StudyCard {
     setAttribute(this.asked.node, "aria-label", `${s.name}: memory of ${plural(s.memory.length, "trial")} against what was predicted and asked for. Left and right arrows read them.`);
     if (s.values.length) this.values.show(s.values, s.directions[0] === "minimize");
     if (s.memory.length) this.asked.show(s.memory);
+    for (const [chart, node] of this.readouts) if (!node.textContent || chart.pointed == null) setText(node, chart.points.length ? chart.legend : "");
     this.behindValues.update();
     this.behindAsked.update();
   }

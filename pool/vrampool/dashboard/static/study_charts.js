@@ -10,6 +10,12 @@ const dots = (name, size = 5) => ({
 const quiet = { drag: { x: false, y: false }, points: { size: 7 }, y: false };
 const compact = (value) => (value === 0 ? "0" : Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3 ? value.toExponential(0) : String(Number(value.toPrecision(4))));
 
+// A study may have run for seconds only.
+const SHORT_TIMES = {
+  incrs: [5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400],
+  values: (_u, ticks) => ticks.map((at) => clock(at, ticks.length > 1 && ticks[1] - ticks[0] < 60)),
+};
+
 function padded(low, high) {
   if (low == null || high == null) return [0, 1];
   const room = (high - low) * 0.08 || Math.abs(high) * 0.1 || 1;
@@ -42,11 +48,23 @@ class PointsChart extends Plot {
   }
 }
 
+// Values much worse than most others would press all that is of interest into a line: they are drawn at the edge.
+function limitOf(values, minimize) {
+  const sorted = values.toSorted((a, b) => (minimize ? a - b : b - a));
+  const [best, most] = [sorted[0], sorted[Math.floor(0.85 * (sorted.length - 1))]];
+  return most + 1.5 * (most - best);
+}
+
 // Each finished value as a dot, and the best so far as a line.
 export class ValuesChart extends PointsChart {
   show(points, minimize) {
     this.points = points;
     this.minimize = minimize;
+    const values = points.map((p) => p[1]);
+    const limit = limitOf(values, minimize);
+    this.shown = values.map((value) => (minimize ? Math.min(value, limit) : Math.max(value, limit)));
+    const beyond = values.filter((value, place) => value !== this.shown[place]).length;
+    this.legend = `line: best so far${beyond ? `; ${beyond} far worse at the edge` : "; dots: trials"}`;
     this.refresh();
   }
 
@@ -57,14 +75,14 @@ export class ValuesChart extends PointsChart {
       return best;
     });
     this.bests = bests;
-    return [this.points.map((p) => p[0]), this.points.map((p) => p[1]), bests];
+    return [this.points.map((p) => p[0]), this.shown, bests];
   }
 
   options() {
     return {
       padding: [6, 8, 0, 0], cursor: quiet, hooks: this.hooks(),
       scales: { x: { range: (_u, low, high) => (low === high ? [low - 30, high + 30] : [low, high]) }, y: { range: (_u, low, high) => padded(low, high) } },
-      axes: [timeAxis(), axis({ values: (_u, ticks) => ticks.map(compact), space: 30 })],
+      axes: [timeAxis(SHORT_TIMES), axis({ values: (_u, ticks) => ticks.map(compact), space: 30 })],
       series: [{}, { ...dots("faint", 4) }, { stroke: () => colour("accent"), width: 2, points: { show: false }, paths: uPlot.paths.stepped({ align: 1 }) }],
     };
   }
@@ -77,6 +95,8 @@ export class ValuesChart extends PointsChart {
 
 // Two objectives against each other; those that no other beats in both stand out.
 export class FrontChart extends PointsChart {
+  legend = "blue: no other is better in both";
+
   show(points) {
     this.points = [...points].sort((a, b) => a[0] - b[0]);
     this.refresh();
@@ -104,6 +124,8 @@ export class FrontChart extends PointsChart {
 // A dot for what was asked for; left of it, as a line, the margin down to what was predicted. On the diagonal a trial
 // held exactly that; below it memory lay idle, above it the trial needed more.
 export class AskedChart extends PointsChart {
+  legend = "dot: asked for; line: from the prediction";
+
   show(points) {
     this.points = points.map(([trial, predicted, asked, peak, oom, atLeast]) => ({ trial, predicted, asked, peak, oom, atLeast }))
       .sort((a, b) => a.asked - b.asked);
@@ -134,7 +156,8 @@ export class AskedChart extends PointsChart {
   lines(u) {
     const c = u.ctx;
     c.save();
-    c.strokeStyle = colour("faint");
+    c.strokeStyle = colour("running");
+    c.globalAlpha = 0.4;
     c.lineWidth = 1.5 * devicePixelRatio;
     c.beginPath();
     for (const { predicted, asked, peak } of this.points) {
@@ -144,6 +167,7 @@ export class AskedChart extends PointsChart {
       c.lineTo(u.valToPos(asked, "x", true), y);
     }
     c.stroke();
+    c.globalAlpha = 1;
     c.strokeStyle = colour("line-strong");
     c.lineWidth = devicePixelRatio;
     c.beginPath();
