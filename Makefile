@@ -41,6 +41,10 @@ test: $(VENV)/.dev-installed  ## run the tests that need no GPU
 test-slow: $(VENV)/.dev-installed  ## run the slow tests that need no GPU: faults, load, the wheel
 	$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
 
+.PHONY: test-examples
+test-examples: $(VENV)/.examples-installed  ## run the examples with Lightning, Transformers, LightGBM and accelerate
+	$(BIN)/python -m pytest -m "not gpu" tests/training/test_examples.py tests/training/test_offloading.py $(ARGS)
+
 .PHONY: test-gpu
 test-gpu: $(VENV)/.dev-installed  ## run the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu $(ARGS)
@@ -128,6 +132,12 @@ $(VENV)/.demo-installed: pyproject.toml $(PINS) $(VENV)/.torch-installed
 $(VENV)/.bench-installed: pyproject.toml $(PINS) | $(VENV)/.dev-installed
 	@echo "Installing what the pool is compared with into $(VENV); once."
 	@if $(INSTALL) --group bench; then $(COMPILE); touch $@; else echo "Not all could be installed: what is missing is left out."; fi
+
+$(VENV)/.examples-installed: pyproject.toml $(PINS) | $(VENV)/.dev-installed
+	@echo "Installing the frameworks of the examples into $(VENV); once."
+	@$(INSTALL) --group examples
+	@$(COMPILE)
+	@touch $@
 
 $(VENV)/.deploy-installed: requirements/deploy.txt requirements/deploy.sh $(PINS) | $(VENV)/.dev-installed
 	@echo "Installing what checks deploy/ into $(VENV); once."
