@@ -102,16 +102,21 @@ def test_variables_without_a_valid_value_are_named(name, text):
         training.apply_settings(env={name: text})
 
 
-def allocator_settings(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def allocator_settings(env: dict[str, str], monkeypatch: pytest.MonkeyPatch, *, old: bool = False) -> list[str]:
     asked: list[str] = []
-    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", asked.append)
+    if old:
+        monkeypatch.delattr(torch._C, "_accelerator_setAllocatorSettings", raising=False)
+        monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", asked.append)
+    else:
+        monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", asked.append, raising=False)
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     assert training.apply_settings(env=env).expandable_segments is bool(asked)
     return asked
 
 
-def test_expandable_segments_are_on_where_the_user_has_not_chosen(monkeypatch):
-    assert allocator_settings({}, monkeypatch) == ["expandable_segments:True"]
+@pytest.mark.parametrize("old", [False, True])
+def test_expandable_segments_are_on_where_the_user_has_not_chosen(monkeypatch, old):
+    assert allocator_settings({}, monkeypatch, old=old) == ["expandable_segments:True"]
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])

@@ -113,7 +113,9 @@ def _expand_segments(torch: Any, env: Mapping[str, str]) -> bool:
     """Turn expandable segments on where nothing else was asked for; return whether they are on by us."""
     if any("expandable_segments" in env.get(name, "") for name in _ALLOCATOR_VARIABLES):
         return False
-    change = getattr(torch.cuda.memory, "_set_allocator_settings", None)
+    # The public-looking name warns from torch 2.11 on; before 2.9 it is the only one.
+    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    change = change or getattr(torch.cuda.memory, "_set_allocator_settings", None)
     if change is None or torch.cuda.is_initialized() or not torch.backends.cuda.is_built():
         return False
     change("expandable_segments:True")
