@@ -100,8 +100,16 @@ def test_a_waiting_trial_is_told_with_its_sentence():
 def test_a_study_shows_its_progress_and_its_ooms():
     line = StudyLine("digits", Progress("open", "", 100, 25, 3, 1), "best 0.98123 (trial 4)", 2)
     assert lines(snapshot(studies=[line]))[-1] == (
-        "  digits  ███·········  25/100 done, 3 running, 2 OOM, best 0.98123 (trial 4)"
+        "  digits  ██········  25/100 done, 3 running, 2 OOM, best 0.98123 (trial 4)"
     )
+
+
+def test_at_80_columns_the_best_of_a_study_is_whole_and_one_that_has_ended_has_none_that_runs():
+    best = "best 0.55075 (trial 43)"
+    runs = StudyLine("a-long-name-for-a-search-of-mine", Progress("open", "", 125, 48, 2, 1), best)
+    shown = lines(snapshot(studies=[runs, StudyLine("digits", Progress("done", "", 60, 60, 0, 0), best)]))
+    assert shown[-2].endswith(f"48/125 done, 2 running, {best}") and shown[-1].endswith(f"60/60 done, {best}")
+    assert shown[-2].index("48/125") == shown[-1].index("60/60")
 
 
 def test_no_line_is_longer_than_the_terminal_and_no_picture_higher():
@@ -157,7 +165,7 @@ def test_where_nobody_watches_one_snapshot_is_printed(pool: LivePool, capsys, tm
     assert f"{handle.study_name}/0" in done.out and "0/1 done, 1 running" in done.out
     (tmp_path / "go").touch()
     handle.wait(40)
-    assert "1/1 done, 0 running" in call(capsys, "top", handle.study_name, "--state-dir", pool.state_dir).out
+    assert "1/1 done" in call(capsys, "top", handle.study_name, "--state-dir", pool.state_dir).out
     done = call(capsys, "top", "nothing", "--state-dir", pool.state_dir)
     assert done.code == 2 and "has no study 'nothing'" in done.err
 
@@ -208,7 +216,7 @@ def test_in_a_terminal_it_is_live_and_q_ends_it(pool: LivePool, tmp_path):
     until(lambda: terminal.shows(f"{handle.study_name}/0"), what="the running trial")
     assert terminal.shows("0/1 done, 1 running")
     (tmp_path / "go").touch()
-    until(lambda: terminal.shows("1/1 done, 0 running"), what="its end, without being asked")
+    until(lambda: terminal.shows("1/1 done"), what="its end, without being asked")
     assert terminal.end(b"q") == 0
     assert b"\x1b[?1049l" in terminal.raw, "the screen of before is back"
     assert not re.search(rb"\x1b\[[0-9;]*3[0-7]m", terminal.raw), "no colour"

@@ -67,7 +67,7 @@ def draw(snapshot: Snapshot, width: int, height: int | None, *, ascii_only: bool
     fixed = [_head(snapshot, width)]
     if snapshot.problem:
         fixed.append(Text(snapshot.problem, style="red"))
-    wide = min(max((len(line.name) for line in snapshot.studies), default=0), max(8, width // 4))
+    wide = min(max((len(line.name) for line in snapshot.studies), default=0), max(8, width // 5))
     studies = [_study(line, wide, marks) for line in snapshot.studies]
     waiting = [_waits(job, snapshot) for job in snapshot.waiting]
     devices = [lines for device in snapshot.devices for lines in _device(device, snapshot, width, marks)]
@@ -188,7 +188,9 @@ def _study(line: StudyLine, wide: int, marks: Sequence[str]) -> Text:
     progress = line.progress
     wanted = progress.wanted or max(progress.finished + progress.running + progress.waiting, 1)
     of = f"/{progress.wanted}" if progress.wanted is not None else ""
-    words = [f"{progress.finished}{of} done", f"{progress.running} running"]
+    words = [f"{progress.finished}{of} done"]
+    if progress.running or not progress.final:
+        words.append(f"{progress.running} running")
     if line.ooms:
         words.append(f"{line.ooms} OOM")
     if progress.state not in ("open", "done"):
@@ -196,7 +198,7 @@ def _study(line: StudyLine, wide: int, marks: Sequence[str]) -> Text:
     if line.best:
         words.append(line.best)
     name = line.name if len(line.name) <= wide else f"{line.name[: wide - 1]}~"
-    shown = bar(12, wanted, progress.finished, progress.finished, marks)
+    shown = bar(10, wanted, progress.finished, progress.finished, marks)
     return Text.assemble(f"  {name.ljust(wide)}  ", shown, f"  {', '.join(words)}")
 
 

@@ -31,6 +31,8 @@ def status(study_name: str | None, as_json: bool, check_it: bool, fix: bool, **g
 
         return check(take_settings(given), fix=fix, as_json=as_json)
     from rich.console import Console
+    from rich.padding import Padding
+    from rich.text import Text
 
     from vrampool.cli.memory_notes import RELEASES_SHOWN, device_notes
     from vrampool.cli.output import device_view, summary, to_json, trial_table
@@ -63,7 +65,7 @@ def status(study_name: str | None, as_json: bool, check_it: bool, fix: bool, **g
         if device.state == "ready" and device.reason:
             console.print(f"    {device.reason}", markup=False, style="dim", soft_wrap=True)
         for note in device_notes(device, releases.get(device.device_id)):
-            console.print(f"    {note}", markup=False, highlight=False, style="dim")
+            console.print(Padding(Text(note), (0, 0, 0, 4), expand=False), style="dim")
     for handle in handles:
         console.print(repr(handle).strip("<>").removeprefix("vrampool "), markup=False)
         if study_name:
@@ -77,7 +79,7 @@ def _tax_words(facts: AttemptFacts) -> str:
     """Say what the trial cost beside its own run."""
     waited = "its process was waiting" if facts.spare else f"waited {facts.spawn_s or 0:.2f} s for its process"
     parts = ["forked" if facts.forked else "spawned", waited]
-    if facts.import_s is not None and not facts.forked:
+    if facts.import_s is not None and facts.import_s >= 0.005 and not facts.forked:
         parts.append(f"imports {facts.import_s:.2f} s{' ahead of it' if facts.spare else ''}")
     parts.append(f"hand-over {facts.handover_s or 0:.3f} s")
     if facts.context_s is not None:
