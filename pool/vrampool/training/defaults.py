@@ -114,7 +114,7 @@ def _expand_segments(torch: Any, env: Mapping[str, str]) -> bool:
     if any("expandable_segments" in env.get(name, "") for name in _ALLOCATOR_VARIABLES):
         return False
     # The public-looking name warns from torch 2.11 on; before 2.9 it is the only one.
-    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    change = getattr(getattr(torch, "_C", None), "_accelerator_setAllocatorSettings", None)
     change = change or getattr(torch.cuda.memory, "_set_allocator_settings", None)
     if change is None or torch.cuda.is_initialized() or not torch.backends.cuda.is_built():
         return False
