@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from vrampool.memory.explaining import Explanation, ModelState, TrialMemory
 
 
+_COLUMNS = ("trial", "ended", "predicted", "request", "lease", "peak", "of request", "parameters")
+#: Columns of a terminal in which all of them are told.
+_WIDE = 110
+
+
 @click.command()
 @click.argument("study_name")
 @click.option("--last", type=click.IntRange(min=1), default=30, show_default=True, help="Show so many trials at most.")
@@ -42,7 +47,7 @@ def explain(study_name: str, last: int, as_json: bool, **given: Any) -> int:
         print(to_json({"study": study_name, "vram": str(handle.spec.vram), **found.to_json()}))
         return 0
     console = Console()
-    console.print(trials_table(found.trials[-last:]))
+    console.print(trials_table(found.trials[-last:], narrow=console.width < _WIDE))
     if len(found.trials) > last:
         console.print(
             f"the last {last} of {len(found.trials)} trials; --last {len(found.trials)} shows all", style="dim"
@@ -51,20 +56,28 @@ def explain(study_name: str, last: int, as_json: bool, **given: Any) -> int:
     return 0
 
 
-def trials_table(trials: tuple[TrialMemory, ...]) -> Table:
-    """Return a table of what trials were thought to need, were granted, and held."""
+def trials_table(trials: tuple[TrialMemory, ...], *, narrow: bool = False) -> Table:
+    """Return a table of what trials were thought to need, were granted, and held.
+
+    Args:
+        trials: Its rows.
+        narrow: Leave out what can be told from the rest, so that the parameters have room.
+    """
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("trial", "ended", "predicted", "request", "lease", "peak", "of request", "parameters"):
+    dropped = {"request", "of request"} if narrow else set()
+    for name in _COLUMNS:
+        if name in dropped:
+            continue
         left = name in ("ended", "parameters")
         table.add_column(name, justify="left" if left else "right", no_wrap=name != "parameters")
     for trial in trials:
         ended = str(trial.end or trial.state.lower()).replace("_", " ")
         colours = {"oom": "red", "infeasible": "yellow"}
         part = trial.peak_bytes / trial.request_bytes if trial.peak_bytes and trial.request_bytes else None
-        table.add_row(
+        cells = (
             str(trial.number),
             Text(ended, style=colours.get(str(trial.end), "")),
             _size(trial.predicted_bytes),
@@ -74,6 +87,7 @@ def trials_table(trials: tuple[TrialMemory, ...]) -> Table:
             "-" if part is None else f"{part:.0%}",
             ", ".join(f"{name}={_short(value)}" for name, value in trial.params.items()),
         )
+        table.add_row(*(cell for name, cell in zip(_COLUMNS, cells, strict=True) if name not in dropped))
     return table
 
 
@@ -95,8 +109,7 @@ def print_model(found: Explanation, console: Console) -> None:
     else:
         model = found.model
         console.print(
-            f"The model has learned from {model.trials} trials{_earlier(model)} (and {model.bounds} lower bounds). "
-            f"Each predicted from "
+            f"The model has learned from {model.trials} trials{_more(model)}. Each predicted from "
             f"all others, it is off by {model.median_error:.1%} (median), and would ask for too little for "
             f"{model.under:.1%}. {format_bytes(model.overhead_bytes)} of each trial are overhead.",
             markup=False,
@@ -116,8 +129,14 @@ def print_model(found: Explanation, console: Console) -> None:
         console.print("; ".join(words) + ".", markup=False)
 
 
-def _earlier(model: ModelState) -> str:
-    return f", {model.earlier} peaks of earlier studies with the same code among them," if model.earlier else ""
+def _more(model: ModelState) -> str:
+    """Say what else of its teachers is worth telling."""
+    words = []
+    if model.earlier:
+        words.append(f"{model.earlier} of them of earlier studies with the same code")
+    if model.bounds:
+        words.append(f"and {model.bounds} lower bounds")
+    return f" ({', '.join(words)})" if words else ""
 
 
 def _size(number: int | None) -> str:
@@ -125,4 +144,4 @@ def _size(number: int | None) -> str:
 
 
 def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
