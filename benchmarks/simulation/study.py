@@ -1,0 +1,148 @@
+"""What workers write into the study, and studies that have a long past already."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+    distribution_to_json,
+)
+from optuna.storages._rdb import models
+from optuna.trial import TrialState
+
+from vrampool.messages import AttemptFacts, EndKind
+from vrampool.storage import ATTEMPT, CLAIM, MARK, PLAN, REQUEST, Mark, PoolStorage, claim, load_plan
+from vrampool.units import GIB
+
+#: What the objective would suggest.
+SPACE: dict[str, BaseDistribution] = {
+    "lr": FloatDistribution(1e-5, 1e-1, log=True),
+    "dropout": FloatDistribution(0.0, 0.6),
+    "layers": IntDistribution(2, 12),
+    "width": IntDistribution(64, 2048, log=True),
+    "optimizer": CategoricalDistribution(["adam", "adamw", "sgd"]),
+}
+_SPACE_JSON = {name: distribution_to_json(distribution) for name, distribution in SPACE.items()}
+OBJECTIVE = f"{Path(__file__)}:stand_in"
+REQUEST_BYTES = 20 * GIB
+
+
+def stand_in(trial: Any) -> float:
+    """What the submission names; nobody calls it, as trials only pass their time."""
+    raise AssertionError("simulated")
+
+
+def draw(rng: random.Random) -> dict[str, Any]:
+    """Return parameters at random."""
+    return {
+        "lr": 10 ** rng.uniform(-5, -1),
+        "dropout": rng.uniform(0.0, 0.6),
+        "layers": rng.randint(2, 12),
+        "width": int(2 ** rng.uniform(6, 11)),
+        "optimizer": rng.choice(["adam", "adamw", "sgd"]),
+    }
+
+
+def value_of(params: dict[str, Any]) -> float:
+    """Return a value with a best place, so that samplers have something to find."""
+    return float((params["dropout"] - 0.2) ** 2 + abs(params["layers"] - 6) + (params["optimizer"] != "adamw"))
+
+
+class Worksheet:
+    """The workers' side of the storage. All of them share one connection: what that costs is not looked at."""
+
+    def __init__(self, storage: PoolStorage, rng: random.Random) -> None:
+        self._storage = storage
+        self._rng = rng
+
+    def claim(self, trial_id: int, worker: str) -> bool:
+        """Claim a trial as a worker does."""
+        return claim(self._storage, trial_id, worker)
+
+    def tell(self, trial_id: int, worker: str, device_id: str) -> None:
+        """Write parameters and facts of a trial that ended well, and its value, as a worker and its objective do."""
+        trial = self._storage.get_trial(trial_id)
+        params, _ = load_plan(trial.user_attrs.get(PLAN))
+        params = draw(self._rng) | params
+        rows = _param_rows(trial_id, params)
+        with self._storage.database.transaction() as session:
+            session.execute(sa.insert(models.TrialParamModel.__table__), rows)
+        facts = {ATTEMPT: facts_of(worker, device_id)}
+        told = self._storage.move_trial(
+            trial_id, TrialState.RUNNING, TrialState.COMPLETE, values=[value_of(params)], user_attrs=facts
+        )
+        assert told, f"trial {trial_id} was ended by somebody else"
+
+
+def facts_of(worker: str, device_id: str) -> dict[str, Any]:
+    """Return the facts of an attempt that ended well."""
+    return AttemptFacts(
+        end=EndKind.COMPLETE,
+        worker=worker,
+        host="simulated",
+        device=device_id,
+        device_name="NVIDIA H100 80GB HBM3",
+        pid=1,
+        request_bytes=REQUEST_BYTES,
+        request_reason="20 GiB, as the submission says",
+        lease_bytes=REQUEST_BYTES,
+        lease_at_end_bytes=REQUEST_BYTES,
+        peak_bytes=int(REQUEST_BYTES * 0.8),
+        peak_source="child",
+        budget_bytes=68 * GIB,
+        story="It asked for 20 GiB, as the submission says, got that much, and held at most 16 GiB of it.",
+        run_s=60.0,
+    ).to_json()
+
+
+def give_past(storage: PoolStorage, study_id: int, submission_id: str, count: int, rng: random.Random) -> None:
+    """Add trials of the submission that ended well long ago, to a study that has none yet. All at once: it is quick."""
+    attrs = {
+        MARK: Mark(submission=submission_id).to_json(),
+        REQUEST: {"bytes": REQUEST_BYTES, "reason": "20 GiB, as the submission says"},
+        ATTEMPT: facts_of("earlier", "GPU-earlier"),
+        f"{CLAIM}earlier": 0.0,
+    }
+    written = {key: json.dumps(value) for key, value in attrs.items()}
+    now = datetime.datetime.now(datetime.UTC).replace(tzinfo=None)
+    rows: dict[Any, list[dict[str, Any]]] = {
+        models.TrialModel: [],
+        models.TrialParamModel: [],
+        models.TrialValueModel: [],
+        models.TrialUserAttributeModel: [],
+    }
+    for number in range(count):
+        trial_id, params = number + 1, draw(rng)
+        trial = {"trial_id": trial_id, "number": number, "study_id": study_id, "state": TrialState.COMPLETE}
+        rows[models.TrialModel].append(trial | {"datetime_start": now, "datetime_complete": now})
+        rows[models.TrialParamModel] += _param_rows(trial_id, params)
+        value = {"trial_id": trial_id, "objective": 0, "value": value_of(params), "value_type": "FINITE"}
+        rows[models.TrialValueModel].append(value)
+        rows[models.TrialUserAttributeModel] += [
+            {"trial_id": trial_id, "key": key, "value_json": text} for key, text in written.items()
+        ]
+    if count:
+        with storage.database.transaction() as session:
+            for model, found in rows.items():
+                session.execute(sa.insert(model.__table__), found)
+
+
+def _param_rows(trial_id: int, params: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "trial_id": trial_id,
+            "param_name": name,
+            "param_value": SPACE[name].to_internal_repr(value),
+            "distribution_json": _SPACE_JSON[name],
+        }
+        for name, value in params.items()
+    ]

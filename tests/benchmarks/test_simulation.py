@@ -1,0 +1,96 @@
+"""The simulated pool: every trial runs once, and what is counted is what was done."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+from benchmarks import simulate
+from benchmarks.simulation import standing
+from benchmarks.simulation.picture import cost_by_size
+from benchmarks.simulation.pool import Outcome, SimulatedPool, Size
+
+from vrampool.coordinator import Coordinator
+
+
+@pytest.fixture
+def run(valkey, tmp_path):
+    """A function that simulates a pool and returns what was seen; its study must be done then."""
+
+    def run(**options) -> Outcome:
+        pool = SimulatedPool(Size(**options), valkey, tmp_path)
+        outcome = pool.run(60.0)
+        assert pool.finished
+        numbers = [trial.state.name for trial in pool.trials()]
+        assert numbers == ["COMPLETE"] * (pool.size.past + pool.size.trials), "each once"
+        pool.close()
+        return outcome
+
+    return run
+
+
+def test_all_trials_of_a_small_pool_run_once_and_its_devices_are_never_idle_for_long(run):
+    outcome = run(devices=10, trials=40, lasts_s=2.0)
+    assert outcome.ended == 40
+    assert outcome.busy > 0.8
+    assert outcome.per_s == pytest.approx(5.0, rel=0.4)
+    assert outcome.elapsed_s > 40 / 10 * 2 * 0.7, "trials took their time"
+
+
+def test_round_trips_are_what_the_queue_promises(run):
+    outcome = run(devices=4, slots=2, trials=30, lasts_s=1.0)
+    begun_and_finished, told = 2 * 30, 2 * 30
+    scripts_sent = outcome.trips["worker"] - (outcome.questions + begun_and_finished + told)
+    assert 0 <= scripts_sent <= 3, "the server may not have known them yet"
+    assert outcome.hints == 2 * 30, "one when it is enqueued, one when it was told"
+    assert outcome.bytes["worker"] > 30 * 1000
+
+
+def test_a_study_with_a_past_goes_on_where_it_was(run):
+    outcome = run(devices=5, trials=20, past=50, lasts_s=1.0, sampler="tpe")
+    assert {turn.trials for turn in outcome.turns} <= set(range(50, 71))
+    assert sum(turn.created for turn in outcome.turns) == 20
+    assert all(50 <= trials <= 70 and cost_ms > 0 for trials, cost_ms in cost_by_size(outcome))
+
+
+def test_devices_wait_for_a_coordinator_that_cannot_keep_up(run, monkeypatch):
+    """Its CPU time is what simulated time goes on by: twenty trials a second are more than it can make here."""
+    turn = Coordinator.turn
+
+    def slow(self: Coordinator) -> bool:
+        end_s = time.thread_time() + 0.1
+        while time.thread_time() < end_s:
+            pass
+        return turn(self)
+
+    monkeypatch.setattr(Coordinator, "turn", slow)
+    late = run(devices=4, trials=12, lasts_s=0.2)
+    assert late.cpu_per_trial_s > 0.05
+    assert late.per_s < 0.6 * late.size.wanted_per_s
+    assert late.busy < 0.7
+    assert all(turn.took_s >= turn.cpu_s > 0.1 for turn in late.turns)
+
+
+def test_turns_follow_each_other_in_time(run):
+    outcome = run(devices=3, trials=6, lasts_s=2.5)
+    for before, after in itertools.pairwise(outcome.turns):
+        assert before.at_s + before.took_s <= after.at_s + 1e-9
+    assert any(not turn.woken for turn in outcome.turns), "it looks every second although nobody calls"
+    assert 0 < outcome.idle_look_s < outcome.cpu_per_trial_s
+
+
+def test_what_a_device_costs_beside_its_trials_is_measured(valkey):
+    found = standing.measure(valkey)
+    assert found.trips == pytest.approx((4 + 0.5 + 0.2) / 2 + 2, abs=0.1), "a beat every 2 s, a sample every 0.5 s"
+    assert found.bytes > 1000
+    assert 0 < found.server_s < 0.1
+
+
+def test_the_command_prints_a_table_and_writes_what_was_seen(tmp_path, capsys):
+    out = tmp_path / "seen.json"
+    assert simulate.main(["--devices", "3", "--trials", "6", "--lasts", "2", "--json", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "3 x 1" in shown
+    assert "round trips" in shown
+    assert '"ended": 6' in out.read_text()
