@@ -53,6 +53,8 @@ _log = logging.getLogger("vrampool.coordinator")
 IDLE_S = 1.0
 #: Pause between two comparisons of waiting trials with the queue.
 RECONCILE_S = 2.0
+#: While trials are made one after another, ends of others are seen after so long.
+FILL_S = 0.2
 #: Pause between two looks at how large the largest device is.
 LARGEST_S = 5.0
 
@@ -104,6 +106,7 @@ class Coordinator:
         self._stop_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._reconciled_at_s = -1e9
         self._reaped_at_s = -1e9
+        self._read_at_s = -1e9
         self._largest_at_s = -1e9
         self._largest_bytes = 0
         self._busy_at_s = clock()
@@ -185,6 +188,7 @@ class Coordinator:
 
     def _step(self) -> None:
         # Trials before submissions: a trial that is seen finished has told its stop, if any, before that.
+        self._read_at_s = self._clock()
         trials = self._read()
         self._update_tenders(self._catalog.submissions(states=LIVE_STATES))
         self._refused.clear()
@@ -314,9 +318,17 @@ class Coordinator:
                     break
                 self._enqueue([ticket])
                 waiting.append((tender.spec.priority, ticket.vram_bytes))
-                self._enqueue(tender.observe(self._storage.get_all_trials(tender.study_id, deepcopy=False)), front=True)
+                self._enqueue(tender.observe(self._read_on(tender, ticket)), front=True)
+                self._lead.hold()  # filling a large pool takes longer than its lease lasts
                 tender.row = self._catalog.submission(tender.id) or tender.row  # after the trials, as above
         self._fill_for_those_without_room([tender for tender in tenders if rooms and not tender.live])
+
+    def _read_on(self, tender: Tender, ticket: Ticket) -> Sequence[FrozenTrial]:
+        """Return the study's trials with the one that was made just now; the others as read within the last moment."""
+        if ticket.number != len(tender.trials) or self._clock() - self._read_at_s > FILL_S:
+            self._read_at_s = self._clock()
+            return self._storage.get_all_trials(tender.study_id, deepcopy=False)  # type: ignore[no-any-return]
+        return [*tender.trials, self._storage.get_trial(ticket.trial_id)]
 
     def _fill_for_those_without_room(self, tenders: Sequence[Tender]) -> None:
         """Create a trial of each submission that has found no room for any for longer than the age limit."""

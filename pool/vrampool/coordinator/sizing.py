@@ -161,7 +161,7 @@ class Sizing:
             )
         size = next_request(
             self._spec.vram,
-            [*self._of_these_devices(), *self._running.values()],
+            [] if self._declared.exact_bytes is not None else [*self._of_these_devices(), *self._running.values()],
             self._fixed_bytes(),
             params=params,
             model=self.model,

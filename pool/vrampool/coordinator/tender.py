@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 from collections.abc import Iterable, Sequence
@@ -47,12 +48,8 @@ _log = logging.getLogger("vrampool.coordinator")
 
 @dataclass
 class _Root:
-    """All attempts at one asked-for trial."""
-
     number: int
-    attempts: list[int]
-    finished: bool = False
-    counted: bool = False
+    attempts: list[int]  #: all attempts at one asked-for trial
 
 
 class Tender:
@@ -99,6 +96,9 @@ class Tender:
         self._seen = 0
         self._open: set[int] = set()
         self._roots: dict[int, _Root] = {}
+        self._ended_roots: set[int] = set()  #: those that have ended for good,
+        self._counted_roots: set[int] = set()  #: and of them those that count
+        self._settled = 0  #: all trials with smaller numbers have finished
         self._retried: set[int] = set()
         self._new_requests: dict[int, dict[str, Any]] = {}  #: of retries, until they are read
         self._failures = Failures(spec)
@@ -175,13 +175,15 @@ class Tender:
         step = retries.next_step(trial, self.spec, attempts, largest_bytes=self.sizing.largest_bytes or None)
         if isinstance(step, retries.Retry):
             if self.row.state != SubmissionState.OPEN:
-                root.finished = True  # a retry would be a start, and those are over
+                self._ended_roots.add(root.number)  # a retry would be a start, and those are over
                 return []
             return [self._retry(trial, root, step)]
         if isinstance(step, retries.Final):
             if not step.counts and mark is not None and mark.point is not None:
                 self._points.release(mark.point)
-            root.finished, root.counted = True, step.counts
+            self._ended_roots.add(root.number)
+            if step.counts:
+                self._counted_roots.add(root.number)
             self._failures.note(trial)
         return []
 
@@ -210,8 +212,10 @@ class Tender:
         """Numbers of own trials that are WAITING or RUNNING, as last observed."""
         return self._open
 
-    def trial(self, number: int) -> FrozenTrial:
-        return self._trials[number]
+    @property
+    def trials(self) -> Sequence[FrozenTrial]:
+        """All trials of the study, as last observed."""
+        return self._trials
 
     def waiting(self) -> list[FrozenTrial]:
         return [
@@ -228,12 +232,12 @@ class Tender:
 
     @property
     def counted(self) -> int:
-        return sum(root.counted for root in self._roots.values())
+        return len(self._counted_roots)
 
     @property
     def live(self) -> int:
         """Root trials that have not ended for good."""
-        return sum(not root.finished for root in self._roots.values())
+        return len(self._roots) - len(self._ended_roots)
 
     def may_create(self, devices: int | None = None) -> bool:
         """True while the submission wants another root trial now.
@@ -300,7 +304,9 @@ class Tender:
     def _adopt(self) -> Ticket | None:
         """Take over a trial that the user enqueued with `study.enqueue_trial`."""
         mark = Mark(submission=self.id)
-        for seen in self._trials:
+        while self._settled < len(self._trials) and self._trials[self._settled].state.is_finished():
+            self._settled += 1  # trials that have finished are never free again, and a study may have thousands
+        for seen in itertools.islice(self._trials, self._settled, None):
             if not _is_free(seen):
                 continue
             trial = self._storage.get_trial(seen._trial_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from optuna.storages import _CachedStorage
@@ -79,6 +79,17 @@ class PoolStorage(_CachedStorage):
     ) -> None:
         """Write several attributes in one transaction; raises as `PoolDatabase.set_trial_attrs` does."""
         self._database.set_trial_attrs(trial_id, user_attrs, system_attrs)
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        if deepcopy or states is not None:
+            return super().get_all_trials(study_id, deepcopy, states)
+        # Optuna sorts trials by what a function says of each: at 10 000 that takes longer than reading what is new.
+        self._read_trials_from_remote_storage(study_id)
+        with self._lock:
+            trials = self._studies[study_id].trials
+            return [trials[number] for number in sorted(trials)]
 
     # Optuna's defaults read the whole trial, six queries, for any one of these.
 
