@@ -6,6 +6,7 @@ Order: flag, environment, file, default. A flag of None counts as not given.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import getpass
 import os
 import tempfile
@@ -101,6 +102,26 @@ def default_state_dir(pool: str, env: Mapping[str, str]) -> Path:
     except (KeyError, OSError):  # a container's uid without a passwd entry
         user = str(os.getuid())
     return Path(tempfile.gettempdir()) / f"vrampool-{user}" / pool
+
+
+def make_state_dir(state_dir: Path) -> None:
+    """Make the state directory for its owner alone, and see that it can be written.
+
+    Raises:
+        SettingsError: it cannot; the text names the option that chooses another.
+    """
+    probe = state_dir / f".write-{os.getpid()}"
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        if error.errno == errno.ENOSPC and state_dir.is_dir():
+            return  # a full disk is emptied again, and no trial needs it
+        raise SettingsError(
+            f"cannot write to the state directory {state_dir}: {error.strerror}; "
+            "choose another with --state-dir or VRAMPOOL_STATE_DIR"
+        ) from None
 
 
 def output_path(state_dir: Path, study_name: str, number: int) -> Path:

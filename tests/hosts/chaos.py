@@ -23,6 +23,8 @@ from recovery.invariants import faults_of
 from support.waiting import until
 
 STUDIES = 3
+#: Without any trial that ends for so long, nothing moves any more.
+STUCK_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -132,10 +134,7 @@ class Chaos:
                 self.tally.injected[fault.kind] += 1
                 self._tend(more=True)
             self._say(f"{self._elapsed()}: nothing more happens; {len(self._under_way)} studies run to their end")
-            deadline_s = time.monotonic() + 180
-            while self._under_way and time.monotonic() < deadline_s:
-                self._tend(more=False)
-                time.sleep(0.2)
+            self._await_ends()
             for study in self._under_way:
                 self.tally.lost.append(f"{study.name} did not end: {self._state_of(study)}")
         finally:
@@ -144,6 +143,18 @@ class Chaos:
                 study.script.wait()
         self.tally.took_s = time.monotonic() - self._began_s
         return self.tally
+
+    def _await_ends(self) -> None:
+        """Wait as long as anything ends: how fast the machine is says nothing about the pool."""
+        seen, deadline_s = -1, 0.0
+        while self._under_way:
+            self._tend(more=False)
+            ended = self.tally.roots + sum(study.log.ended for study in self._under_way)
+            if ended != seen:
+                seen, deadline_s = ended, time.monotonic() + STUCK_S
+            elif time.monotonic() > deadline_s:
+                return
+            time.sleep(0.2)
 
     def _happens(self, kind: str) -> bool:
         if self._what_fails.happen(kind):

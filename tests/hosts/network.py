@@ -14,6 +14,7 @@ import ctypes
 import itertools
 import os
 import pwd
+import re
 import shutil
 import signal
 import subprocess
@@ -62,6 +63,7 @@ class Network:
         self._tag = f"vp{os.getpid():x}x{next(_count)}"
         self.addresses = {name: f"10.77.0.{FIRST_HOST + index}" for index, name in enumerate(hosts)}
         self._made: list[str] = []
+        _clear_dead()
         try:
             self._make_switch()
             self._plug_in(HUB, [REDIS, DATABASE])
@@ -170,6 +172,15 @@ class Network:
                 _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGINT if user else signal.SIGTERM, 0, 0, 0)
 
         return go
+
+
+def _clear_dead() -> None:
+    """Remove what processes left that were killed: their pid is in the names."""
+    folder = Path("/run/netns")
+    for path in folder.iterdir() if folder.is_dir() else ():
+        found = re.fullmatch(r"vp([0-9a-f]+)x\d+-\w+", path.name)
+        if found and not Path("/proc", str(int(found[1], 16))).exists():
+            subprocess.run(["ip", "netns", "del", path.name], capture_output=True, check=False)
 
 
 def _ip(*words: str) -> None:

@@ -12,6 +12,7 @@ import datetime
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -37,6 +38,7 @@ def main() -> int:
     for name in list(os.environ):  # the user's own settings stay out of it
         if name.startswith(_OWN):
             del os.environ[name]
+    signal.signal(signal.SIGTERM, lambda _signum, _frame: sys.exit(143))  # so that nothing is left behind
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     reason = why_not()
     say(f"seed {seed}, {asked.faults} faults, {len(HOSTS)} hosts; again with: make chaos SEED={seed}")

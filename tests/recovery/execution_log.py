@@ -29,5 +29,9 @@ class ExecutionLog:
         return found[-1] if found else None
 
     @property
+    def ended(self) -> int:
+        return len(self._lines("ended"))
+
+    @property
     def started(self) -> int:
         return len(self._lines("started"))

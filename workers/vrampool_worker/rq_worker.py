@@ -27,6 +27,7 @@ from vrampool.errors import DeviceLostError, InputError
 from vrampool.processes import keep_secrets
 from vrampool.queueing import Events, Liveness, Registry, TransientRedisError, WorkerRecord
 from vrampool.queueing import renew as renew_executions
+from vrampool.queueing.connection import talks_to_redis
 from vrampool.settings import Settings, load_settings
 from vrampool.signing import Signer, load_secret
 from vrampool.units import parse_budget
@@ -252,6 +253,7 @@ class Pulse:
         self._beats = 0
         self._shown: str | None = None
 
+    @talks_to_redis  # RQ's own calls among them raise Redis's own faults
     def beat(self, held: Held) -> Heard:
         """Beat. Round trips: 3, and 2 more while trials run."""
         settings, name = self._settings, self._worker.name

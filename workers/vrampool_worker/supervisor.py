@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from vrampool.errors import DeviceConflictError, VrampoolError
 from vrampool.health import Verdict, look
 from vrampool.processes import RESTARTED, KeptProcess, ServiceManager, end_with_keeper, is_alive, keep_secrets
-from vrampool.settings import Settings, load_settings
+from vrampool.settings import Settings, load_settings, make_state_dir
 from vrampool.units import parse_budget
 from vrampool_worker.devices import Device, device_lock, find_devices
 
@@ -111,6 +111,7 @@ def main() -> int:
 
 def supervise(settings: Settings) -> int:
     """Find the devices and keep a worker on each; checks everything that can be checked before the first start."""
+    make_state_dir(settings.state_dir)
     devices = find_devices(settings, os.environ)
     budgets = [parse_budget(settings.budget, device.total_bytes) for device in devices]
     if RESTARTED in os.environ:

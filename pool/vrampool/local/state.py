@@ -7,9 +7,8 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from vrampool.errors import InputError
 from vrampool.processes import is_alive
-from vrampool.settings import Settings
+from vrampool.settings import Settings, make_state_dir
 
 
 @dataclass(frozen=True)
@@ -35,18 +34,9 @@ class StateDir:
         """Create the directory for its owner alone.
 
         Raises:
-            InputError: it cannot be written; the text names the option that chooses another.
+            SettingsError: it cannot be written; the text names the option that chooses another.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            probe = self.path / f".write-{os.getpid()}"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise InputError(
-                f"cannot write to the state directory {self.path}: {error.strerror}; "
-                "choose another with --state-dir or VRAMPOOL_STATE_DIR"
-            ) from None
+        make_state_dir(self.path)
 
     @property
     def record_file(self) -> Path:

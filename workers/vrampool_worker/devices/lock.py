@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,7 +46,8 @@ def _lock_path(device_id: str, folder: Path | None) -> Path:
     name = f"vrampool-{re.sub(r'[^A-Za-z0-9.-]', '_', device_id)}.lock"
     if folder is not None:
         return folder / name
-    for candidate in _FOLDERS:
+    # Where nothing but a scratch directory can be written, workers that share it see each other at least.
+    for candidate in (*_FOLDERS, Path(tempfile.gettempdir())):
         if candidate.is_dir() and os.access(candidate, os.W_OK):
             return candidate / name
     raise DeviceConflictError(f"no folder for the lock on {device_id}; make /dev/shm or /tmp writable")
