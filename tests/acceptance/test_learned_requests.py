@@ -71,7 +71,7 @@ def test_a_pool_that_is_told_nothing_predicts_from_parameters_and_explains_it(po
     assert facts_of(again.trials[0]).request_bytes is not None, "the same code in another study is no stranger"
     found = json.loads(explain(pool, "learned-again", "--json").stdout)
     known = len(handle.study.get_trials(deepcopy=False))
-    assert (found["model"]["trials"], found["model"]["earlier"]) == (known + 1, known), "explained by the same peaks"
+    assert (found["model"]["trials"], found["model"]["others"]) == (known + 1, known), "explained by the same peaks"
 
 
 def test_a_function_of_the_parameters_and_bounds_win_over_what_was_learned(pool: LivePool):

@@ -131,11 +131,13 @@ def test_a_value_far_worse_than_the_others_is_drawn_at_the_edge_and_told(shown):
     page = shown
     found = page.evaluate(
         """() => { const { plot } = document.querySelector("#study-cards .plot"); const before = plot.points;
-        plot.show([1, 2, 1.5, 1.2, 1.1, 1.3, 900].map((value, n) => [n * 60, value, n, n === 0]), true);
-        const found = [Math.max(...plot.shown), plot.legend, plot.describe(6)]; plot.show(before, plot.minimize);
-        return found; }"""
+        const values = [700, 2, 1.5, 1.2, 1.1, 1.3, 1.4, 1.6, 1.7, 1.25, 1.35, 1.45, 1.55, 900];
+        plot.show(values.map((value, n) => [n * 60, value, n, n < 5]), true);
+        const [, drawn, bests] = plot.data();
+        const found = [Math.max(...drawn, ...bests), plot.legend, plot.describe(13), plot.describe(0)];
+        plot.show(before, plot.minimize); return found; }"""
     )
-    assert found[0] < 10 and "1 far worse at the edge" in found[1] and "900" in found[2]
+    assert found[0] < 10 and "2 far worse at the edge" in found[1] and "900" in found[2] and "best 700" in found[3]
 
 
 def test_the_whole_page_can_be_walked_with_the_tab_key(shown):

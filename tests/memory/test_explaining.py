@@ -43,7 +43,7 @@ def test_what_the_coordinator_learns_from_is_what_the_model_rests_on():
     earlier = tuple(item.past for item in rows if item.past is not None)
     assert explain(rows[:1]).model is None
     model = explain(rows[:1], Taught((rows[0].past,), earlier)).model
-    assert model is not None and (model.trials, model.earlier) == (11, 10)
+    assert model is not None and (model.trials, model.others) == (11, 10)
     assert explain(rows, Taught(())).model is None, "and what it does not learn from is not learned from here"
 
 

@@ -55,14 +55,14 @@ def books(tmp_path):
     made.storage.close()
 
 
-def test_peaks_of_earlier_studies_count_where_code_and_device_are_the_same(books):
+def test_peaks_of_other_studies_count_where_code_and_device_are_the_same(books):
     books.study("first", 5)
     books.study("other-code", 3, OTHER)
     books.study("other-card", 4, device_name="NVIDIA A100")
     books.study("too-large", 2, end="infeasible")
     books.study("now", 2)
     found = books.taught("now", [CARD])
-    assert [peak.peak_bytes // GIB for peak in found.earlier] == [1, 2, 3, 4, 5]
+    assert [peak.peak_bytes // GIB for peak in found.others] == [1, 2, 3, 4, 5]
     assert [peak.peak_bytes // GIB for peak in found.own] == [1, 2]
     assert found == books.taught("now"), "long after the pool: the devices on which its own trials ran"
 

@@ -82,6 +82,16 @@ def test_the_best_so_far_never_gets_worse():
     assert heights == sorted(heights)
 
 
+def test_a_value_far_worse_than_most_does_not_press_the_others_into_a_line():
+    usual = [0.3 + 0.01 * number for number in range(20)]
+    for maximize, values, mark in ((False, [9.0, *usual], "&gt; "), (True, [-9.0, *usual], "&lt; ")):
+        found = to_html(replace(STATE, values=values, maximize=maximize))
+        assert found.count(f">{mark}") == 1, "that some are beyond is told"
+        heights = [float(place.split('"')[0]) for place in found.split('cy="')[1:]]
+        assert max(heights) - min(heights) > 60 and len({round(height) for height in heights}) > 10
+        assert mark not in to_html(replace(STATE, values=usual, maximize=maximize))
+
+
 @pytest.mark.parametrize(
     "values", [[], [0.5], [0.5, 0.5, 0.5], [float("inf"), float("nan"), 1.0], [1e300, -1e300, 0.0]]
 )

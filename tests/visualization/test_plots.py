@@ -8,12 +8,13 @@ import sys
 import matplotlib as mpl
 import optuna
 import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution
 from support.studies import GIB, attempt, recorded_study, study_of
 
 import vrampool.visualization as interactive
 from vrampool.errors import InputError
 from vrampool.visualization import matplotlib as drawn
-from vrampool.visualization.attempts import read_attempts
+from vrampool.visualization.attempts import choices_of, read_attempts
 from vrampool.visualization.measures import gantt, params_by_influence, startup_tax, throughput
 
 mpl.use("agg")
@@ -170,3 +171,18 @@ def test_a_logarithmic_axis_has_numbers_that_people_read(values, ticks):
     trials = [attempt(number, 1.0, params={"x": float(value)}) for number, value in enumerate(inside)]
     (axes,) = drawn.plot_vram_slice(study_of(trials))
     assert [label.get_text() for label in axes.get_xticklabels()] == ticks
+
+
+def test_beside_others_an_axis_has_few_numbers_and_choices_come_as_they_were_given():
+    choices = CategoricalDistribution([64, 256, 1024])
+    space = {"batch": choices, "rate": FloatDistribution(1e-4, 1e-1, log=True), "x": FloatDistribution(0, 1)}
+    trials = [
+        attempt(number, 1.0, params={"batch": (1024, 64, 256)[number % 3], "rate": 2e-4 * 1.6**number, "x": 0.5})
+        for number in range(12)
+    ]
+    for trial in trials:
+        trial.distributions = space
+    found = {axes.get_title(loc="left") or axes.get_title(): axes for axes in drawn.plot_vram_slice(study_of(trials))}
+    assert [label.get_text() for label in found["batch"].get_xticklabels()] == ["64", "256", "1024"]
+    assert 2 <= len(found["rate"].get_xticklabels()) <= 3
+    assert choices_of(None, ["b", 10, 9, "a"]) == ["9", "10", "a", "b"]

@@ -132,8 +132,8 @@ def print_model(found: Explanation, console: Console) -> None:
 def _more(model: ModelState) -> str:
     """Say what else of its teachers is worth telling."""
     words = []
-    if model.earlier:
-        words.append(f"{model.earlier} of them of earlier studies with the same code")
+    if model.others:
+        words.append(f"{model.others} of them of other studies with the same code")
     if model.bounds:
         words.append(f"and {model.bounds} lower bounds")
     return f" ({', '.join(words)})" if words else ""

@@ -55,7 +55,7 @@ class ModelState:
 
     trials: int  #: whole peaks it learned from
     bounds: int  #: lower bounds it learned from
-    earlier: int  #: peaks it was given of earlier studies with the same code
+    others: int  #: peaks it was given of other studies with the same code
     median_error: float  #: of the predicted peak
     under: float  #: part of the trials for which too little would be asked
     overhead_bytes: int  #: what a trial holds whatever its parameters are
@@ -126,7 +126,7 @@ def explain(trials: Sequence[TrialMemory], taught: Taught | None = None) -> Expl
     state = ModelState(
         trials=quality.trials,
         bounds=quality.bounds,
-        earlier=len(taught.earlier),
+        others=len(taught.others),
         median_error=quality.median_error,
         under=quality.under,
         overhead_bytes=learned.overhead_bytes,

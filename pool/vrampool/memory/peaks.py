@@ -29,8 +29,8 @@ class Taught(NamedTuple):
     """The peaks from which the requests of a submission are learned."""
 
     own: tuple[PastPeak, ...] = ()  #: of its study
-    earlier: tuple[PastPeak, ...] = ()  #: of other studies with the same code, on the same kind of device
+    others: tuple[PastPeak, ...] = ()  #: of other studies with the same code, on the same kind of device
 
     @property
     def peaks(self) -> tuple[PastPeak, ...]:
-        return (*self.earlier, *self.own)
+        return (*self.others, *self.own)

@@ -152,7 +152,9 @@ def _curve(state: CardState) -> str:
     best = _running_best(values, pick)
     step = max(1, math.ceil(len(values) / _MOST_POINTS))
     shown = list(range(0, len(values), step))
-    low, high = _range(values, best)
+    lowest, highest = _range(values, maximize=state.maximize)
+    margin = (highest - lowest) * 0.04 or max(abs(highest), 1e-9) * 0.05
+    low, high = lowest - margin, highest + margin
     width, height = _CURVE
 
     def place(index: int, value: float) -> tuple[float, float]:
@@ -167,6 +169,7 @@ def _curve(state: CardState) -> str:
         x, y = place(index, best[index])
         steps += [(x, steps[-1][1]), (x, y)]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in steps)
+    over, under = "&gt; " if max(values) > highest else "", "&lt; " if min(values) < lowest else ""
     label = escape(f"values of {len(values)} trials; the best so far is {state.best}", quote=True)
     style = f"display:block;margin-top:4px;max-width:{width}px;border-bottom:1px solid {_LINE}"
     return (
@@ -174,7 +177,8 @@ def _curve(state: CardState) -> str:
         f'<g fill="{_COLOURS["RUNNING"]}" fill-opacity=".75">{dots}</g>'
         f'<polyline points="{line}" fill="none" stroke="{_COLOURS["COMPLETE"]}" stroke-width="1.8"/>'
         f'<g font-size="9.5" fill="currentColor" fill-opacity=".6" text-anchor="end">'
-        f'<text x="{width}" y="11">{high:.4g}</text><text x="{width}" y="{height - 4}">{low:.4g}</text></g></svg>'
+        f'<text x="{width}" y="{place(0, highest)[1] + 3:.1f}">{over}{highest:.4g}</text>'
+        f'<text x="{width}" y="{place(0, lowest)[1] + 3:.1f}">{under}{lowest:.4g}</text></g></svg>'
     )
 
 
@@ -185,13 +189,13 @@ def _running_best(values: Sequence[float], pick: Any) -> list[float]:
     return best
 
 
-def _range(values: Sequence[float], best: Sequence[float]) -> tuple[float, float]:
-    """Return what is shown: all best values, and of the others what is no far outlier."""
-    ordered = sorted(values)
-    low = min(ordered[len(ordered) // 20], min(best))
-    high = max(ordered[-1 - len(ordered) // 20], max(best[len(best) // 4 :] or best))
-    margin = (high - low) * 0.04 or max(abs(high), 1e-9) * 0.05
-    return low - margin, high + margin
+def _range(values: Sequence[float], *, maximize: bool) -> tuple[float, float]:
+    """Return what is shown: from the best value to the worst that is not far worse than most."""
+    ordered = sorted(values, reverse=maximize)
+    best, most = ordered[0], ordered[int(0.85 * (len(ordered) - 1))]
+    edge = most + 1.5 * (most - best)
+    worst = max(ordered[-1], edge) if maximize else min(ordered[-1], edge)
+    return min(best, worst), max(best, worst)
 
 
 def _running(state: CardState) -> str:

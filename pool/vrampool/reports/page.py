@@ -100,9 +100,9 @@ def _drivers(drivers: tuple[Driver, ...], model: ModelState | None) -> str:
     )
     quality = ""
     if model is not None:
-        earlier = f" ({model.earlier} peaks of earlier studies with the same code among them)" if model.earlier else ""
+        others = f" ({model.others} of them of other studies with the same code)" if model.others else ""
         quality = (
-            f"Learned from {model.trials} trials{earlier}; the median prediction is off by {model.median_error:.0%}, "
+            f"Learned from {model.trials} trials{others}; the median prediction is off by {model.median_error:.0%}, "
             f"and for {model.under:.0%} of them too little would be asked."
         )
     return (

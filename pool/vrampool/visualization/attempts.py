@@ -153,6 +153,19 @@ def is_choice(distribution: BaseDistribution | None, values: Sequence[Any]) -> b
     return any(isinstance(value, bool) or not isinstance(value, (int, float)) for value in values)
 
 
+def choices_of(distribution: BaseDistribution | None, values: Iterable[Any]) -> list[str]:
+    """Return the choices that occur, as text: in the order in which they were given, else numbers by size."""
+    seen = set(values)
+    if isinstance(distribution, CategoricalDistribution):
+        ordered = [choice for choice in distribution.choices if choice in seen]
+        seen -= set(ordered)
+    else:
+        ordered = []
+    numbers = sorted(value for value in seen if isinstance(value, (int, float)))
+    rest = sorted(str(value) for value in seen if not isinstance(value, (int, float)))
+    return list(dict.fromkeys([*map(str, ordered), *map(str, numbers), *rest]))
+
+
 def is_log(distribution: BaseDistribution | None, values: Sequence[Any]) -> bool:
     """Return whether a parameter is best drawn on a logarithmic axis."""
     if is_choice(distribution, values) or not values or min(values) <= 0:

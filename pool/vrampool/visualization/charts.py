@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from vrampool.units import format_bytes
-from vrampool.visualization.attempts import Attempt, StudyAttempts, is_choice, is_log
+from vrampool.visualization.attempts import Attempt, StudyAttempts, choices_of, is_choice, is_log
 from vrampool.visualization.drawing import (
     Point,
     bytes_axis,
@@ -111,7 +111,7 @@ def draw_slices(figure: Figure, study: StudyAttempts, params: Sequence[str] | No
         if position >= len(names):
             axes.set_axis_off()
             continue
-        _draw_slice(axes, study, names[position], offset=position * len(peaks))
+        _draw_slice(axes, study, names[position], offset=position * len(peaks), most_ticks=6 - columns)
         if use_log:
             axes.set_yscale("log")
         first = position % columns == 0
@@ -130,9 +130,9 @@ def draw_slices(figure: Figure, study: StudyAttempts, params: Sequence[str] | No
     return list(grid.flat)[: len(names)]
 
 
-def _draw_slice(axes: Axes, study: StudyAttempts, name: str, *, offset: int) -> None:
+def _draw_slice(axes: Axes, study: StudyAttempts, name: str, *, offset: int, most_ticks: int) -> None:
     rows = [a for a in study.measured if name in a.memory.params]
-    places = _places(axes, "x", study, name, rows)
+    places = _places(axes, "x", study, name, rows, most_ticks)
     points = []
     for attempt, x in zip(rows, places, strict=True):
         peak, value = attempt.memory.peak_bytes or 0, _value(attempt.memory.params[name])
@@ -141,7 +141,9 @@ def _draw_slice(axes: Axes, study: StudyAttempts, name: str, *, offset: int) -> 
     draw_points(axes, points, offset)
 
 
-def _places(axes: Axes, side: str, study: StudyAttempts, name: str, rows: Sequence[Attempt]) -> list[float]:
+def _places(
+    axes: Axes, side: str, study: StudyAttempts, name: str, rows: Sequence[Attempt], most_ticks: int = 5
+) -> list[float]:
     """Set the scale of an axis for a parameter; return where each attempt stands on it."""
     values = [a.memory.params[name] for a in rows]
     axis = axes.xaxis if side == "x" else axes.yaxis
@@ -149,7 +151,7 @@ def _places(axes: Axes, side: str, study: StudyAttempts, name: str, rows: Sequen
     limits: Any = axes.set_xlim if side == "x" else axes.set_ylim
     distribution = study.distributions.get(name)
     if is_choice(distribution, values):
-        choices = sorted({str(value) for value in values})
+        choices = choices_of(distribution, values)
         axis.set_ticks(range(len(choices)), [choice[:14] for choice in choices])
         limits(-0.6, len(choices) - 0.4)
         # Spread by the golden ratio, so that equal points do not hide each other and every drawing is the same.
@@ -161,7 +163,7 @@ def _places(axes: Axes, side: str, study: StudyAttempts, name: str, rows: Sequen
         scale("log")
         limits(min(values) / 1.15, max(values) * 1.15)
         if len(set(values)) > _FEW:
-            number_axis(axis, min(values) / 1.01, max(values) * 1.01)
+            number_axis(axis, min(values) / 1.01, max(values) * 1.01, most=most_ticks)
     if len(set(values)) <= _FEW:
         axis.set_ticks(sorted(set(values)), [_value(value) for value in sorted(set(values))])
         axis.set_minor_locator(NullLocator())

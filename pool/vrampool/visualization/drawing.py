@@ -94,8 +94,10 @@ def number_axis(axis: Any, low: float, high: float, *, most: int = 5) -> None:
     ticks = [base**power for power in range(first, last + 1, step)]
     if len(ticks) < 3:
         powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
-        ticks = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
+        factors = (1, 3) if high / low >= 30 else (1, 2, 5)
+        ticks = [factor * 10.0**power for power in powers for factor in factors]
         ticks = [tick for tick in ticks if low <= tick <= high] or [low, high]
+        ticks = ticks[:: -(-len(ticks) // most)]
     axis.set_major_locator(FixedLocator(ticks))
     axis.set_major_formatter(FixedFormatter([f"{tick:g}" for tick in ticks]))
     axis.set_minor_locator(NullLocator())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vrampool.errors import InputError
 from vrampool.units import GIB, format_bytes
-from vrampool.visualization.attempts import Attempt, StudyAttempts, is_choice, is_log, read_attempts
+from vrampool.visualization.attempts import Attempt, StudyAttempts, choices_of, is_choice, is_log, read_attempts
 from vrampool.visualization.measures import (
     NOTABLE_RESIDUE_BYTES,
     PARTS,
@@ -284,7 +284,8 @@ def _values(study: StudyAttempts, name: str, rows: Sequence[Attempt]) -> list[An
 def _scale(study: StudyAttempts, name: str, rows: Sequence[Attempt]) -> dict[str, Any]:
     values = [a.memory.params[name] for a in rows]
     if is_choice(study.distributions.get(name), values):
-        return {"type": "category"}
+        choices = choices_of(study.distributions.get(name), values)
+        return {"type": "category", "categoryorder": "array", "categoryarray": choices}
     return {"type": "log" if is_log(study.distributions.get(name), values) else "linear"}
 
 

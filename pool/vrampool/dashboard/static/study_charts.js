@@ -60,10 +60,8 @@ export class ValuesChart extends PointsChart {
   show(points, minimize) {
     this.points = points;
     this.minimize = minimize;
-    const values = points.map((p) => p[1]);
-    const limit = limitOf(values, minimize);
-    this.shown = values.map((value) => (minimize ? Math.min(value, limit) : Math.max(value, limit)));
-    const beyond = values.filter((value, place) => value !== this.shown[place]).length;
+    this.limit = limitOf(points.map((p) => p[1]), minimize);
+    const beyond = points.filter((p) => (minimize ? p[1] > this.limit : p[1] < this.limit)).length;
     this.legend = `line: best so far${beyond ? `; ${beyond} far worse at the edge` : "; dots: trials"}`;
     this.refresh();
   }
@@ -75,7 +73,8 @@ export class ValuesChart extends PointsChart {
       return best;
     });
     this.bests = bests;
-    return [this.points.map((p) => p[0]), this.shown, bests];
+    const inside = (value) => (this.minimize ? Math.min(value, this.limit) : Math.max(value, this.limit));
+    return [this.points.map((p) => p[0]), this.points.map((p) => inside(p[1])), bests.map(inside)];
   }
 
   options() {
