@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import psutil
 from hosts.faults import KINDS, WEIGHTS, Faults
+from hosts.host import end
 from hosts.many import ManyHosts
 from optuna.trial import FrozenTrial, TrialState
 from recovery.execution_log import ExecutionLog
@@ -42,7 +43,7 @@ def draw(seed: int, n_faults: int, kinds: Sequence[str]) -> list[Fault]:
     weights = [WEIGHTS.get(kind, 1.0) for kind in kinds]
     chosen += dice.choices(list(kinds), weights, k=n_faults - len(chosen))
     dice.shuffle(chosen)
-    return [Fault(kind, dice.uniform(0.0, 0.6)) for kind in chosen]
+    return [Fault(kind, dice.uniform(0.0, 1.2)) for kind in chosen]
 
 
 @dataclass
@@ -139,8 +140,7 @@ class Chaos:
                 self.tally.lost.append(f"{study.name} did not end: {self._state_of(study)}")
         finally:
             for study in self._under_way:
-                study.script.kill()
-                study.script.wait()
+                end(study.script)
         self.tally.took_s = time.monotonic() - self._began_s
         return self.tally
 
@@ -209,8 +209,7 @@ class Chaos:
         self.tally.roots += handle.spec.n_trials or 0
         found = faults_of(trials, handle.spec, study.log)
         found += filter(None, [study.fault_of_script()])
-        study.script.kill()
-        study.script.wait()
+        end(study.script)
         if self.pool.state(handle) != "done":
             found.append(f"the submission is {self.pool.state(handle)}: {handle.reason}")
         for line in found:

@@ -45,6 +45,8 @@ def shared(
 def hosts(shared: ManyHosts, tmp_path: Path) -> Iterator[ManyHosts]:
     """The hosts that tests share: whatever was before, they take trials."""
     shared.begin(tmp_path)
+    for host in shared.hosts.values():
+        host.await_ready()
     yield shared
     shared.clear()
 

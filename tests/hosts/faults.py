@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import psutil
-from hosts.host import COORDINATOR, WORKER, Host
+from hosts.host import COORDINATOR, WORKER, Host, end
 from hosts.many import ManyHosts
 from hosts.network import DATABASE, REDIS
 from optuna.trial import FrozenTrial
@@ -122,8 +122,7 @@ class Faults:
         script = self._pick([script for script in self._scripts() if script.poll() is None])
         if script is None:
             return False
-        script.kill()
-        script.wait()
+        end(script)
         return True
 
     def _host(self) -> bool:
@@ -162,7 +161,7 @@ class Faults:
 
     def _preempted(self) -> bool:
         host = self._pick_with(WORKER)
-        host.process(WORKER).terminate()
+        host.ask(WORKER)
         _sleep(self._dice.uniform(0.1, 0.6))
         host.die(WORKER)
         host.again(WORKER)

@@ -132,18 +132,21 @@ class Host:
 
     def kill(self, role: str) -> None:
         """SIGKILL the supervisor or the coordinator."""
-        self._running[role].kill()
-        self._running[role].wait(20)
+        end(self._running[role])
+
+    def ask(self, role: str) -> None:
+        """SIGTERM, and no more."""
+        _signal(self._running[role], signal.SIGTERM)
 
     def stop(self, role: str, *, limit_s: float = 30.0) -> int:
         """SIGTERM; return the exit code."""
-        self._running[role].terminate()
+        self.ask(role)
         return int(self._running[role].wait(limit_s))
 
     def end(self) -> None:
         for process in self._running.values():
             if process.poll() is None:
-                process.send_signal(signal.SIGKILL if self.wrapper else signal.SIGTERM)
+                _signal(process, signal.SIGKILL if self.wrapper else signal.SIGTERM)
         for process in self._running.values():
             tree = _tree(process)
             try:
@@ -180,6 +183,12 @@ class Host:
 
     def _pids(self) -> set[int]:
         return {process.pid for process in _tree(self._running[WORKER])}
+
+
+def end(process: psutil.Popen) -> None:
+    """SIGKILL a process of ours, if it is still there."""
+    _signal(process, signal.SIGKILL)
+    process.wait(20)
 
 
 def _tree(process: psutil.Process) -> list[psutil.Process]:

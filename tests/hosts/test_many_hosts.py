@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import psutil
+import pytest
+from hosts.chaos import Chaos, Fault, draw
 from hosts.many import OBJECTIVES, ManyHosts
 from optuna.trial import TrialState
 from recovery.processes import lives
@@ -45,11 +47,23 @@ def test_the_largest_device_is_known_whichever_host_told_of_its_own_last(hosts: 
         assert registry.largest_budget(0) == 300 * 1024**2
 
 
+@pytest.mark.slow
 def test_a_notebook_on_any_host_submits_and_waits(hosts: ManyHosts, tmp_path: Path):
     answer = tmp_path / "answer"
     script = hosts["h2"].start_script(SCRIPT, f"{OBJECTIVES}:one", "from-h2", str(hosts.log.path), str(answer))
     assert script.wait(60) == 0, (hosts["h2"].state_dir / "script.log").read_text()
     assert answer.read_text() == "2 1.0"
+
+
+@pytest.mark.parametrize("seed", [7])
+def test_a_short_schedule_of_faults_loses_and_doubles_nothing(hosts: ManyHosts, seed: int):
+    """What is quick to recover from. `make chaos` plays everything, two hundred times."""
+    kinds = ["child", "blip", "redis_killed", "connections", "redeliver", "postgres_killed", "submitter"]
+    said: list[str] = []
+    faults = [Fault(fault.kind, fault.pause_s / 4) for fault in draw(seed, len(kinds), kinds)]
+    tally = Chaos(hosts, faults, seed=seed, n_trials=5, studies=2, step_s=0.03, say=said.append).run()
+    assert tally.clean, "\n".join([f"seed {seed}", *said, *tally.lost, *tally.doubled, *tally.broken])
+    assert sum(tally.injected.values()) == len(kinds) and tally.roots >= 10
 
 
 def test_a_cable_that_is_out_for_longer_than_a_lease_costs_one_attempt(hosts: ManyHosts):

@@ -9,6 +9,7 @@ from optuna.trial import TrialState
 from support.stepped_pool import stepped_pool
 
 import vrampool.coordinator.tender
+from vrampool.coordinator.leading import PATIENCE_S
 from vrampool.errors import StaleLeaderError
 from vrampool.queueing import connect
 from vrampool.queueing.names import Names
@@ -86,6 +87,32 @@ def test_a_retry_that_the_database_did_not_take_is_made_with_the_next_look(
         assert [trial.state for trial in handle.trials] == [TrialState.FAIL, TrialState.COMPLETE]
         mark = mark_of(handle.trials[1])
         assert mark is not None and mark.retry_of == 0
+
+
+def test_a_leader_whose_storage_stays_silent_lets_another_one_lead_and_does_not_take_it_back(
+    valkey: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It reaches Redis, so its lease would never run out."""
+    with stepped_pool(valkey, tmp_path) as pool:
+        assert pool.coordinator.turn()
+        lead, other = pool.coordinator._lead, pool.start_coordinator()
+        assert not lead.storage_is_silent(), "a hiccup is none"
+        assert not other.turn()
+        now_s = lead._clock() + PATIENCE_S
+        monkeypatch.setattr(lead, "_clock", lambda: now_s)
+        assert lead.storage_is_silent()
+
+        def silent(**_: object) -> None:
+            raise TransientStorageError("no route to host")
+
+        monkeypatch.setattr(lead._catalog, "submissions", silent)
+        with pytest.raises(TransientStorageError):
+            pool.coordinator.turn()
+        assert other.turn(), "nobody else could lead"
+        monkeypatch.undo()
+        assert not pool.coordinator.turn()
+        other._lead.release()
+        assert pool.coordinator.turn()
 
 
 def test_the_leader_goes_on_when_another_one_wrote_into_the_storage_that_it_led(valkey: str, tmp_path: Path):

@@ -148,6 +148,22 @@ def test_a_restarted_server_costs_one_repeat_at_most(postgres_url: str, postgres
     storage.close()
 
 
+def test_a_standby_that_refuses_writes_is_waited_for(postgres_url: str, postgres_server: PostgresServer) -> None:
+    """Until it takes over. What a trial has given would be lost otherwise."""
+    storage = open_storage(postgres_url, create_schema=True)
+    study_id = storage.create_new_study(MINIMIZE)
+    database = sa.make_url(postgres_url).database
+    storage.close()
+    postgres_server.execute("postgres", f"ALTER DATABASE {database} SET default_transaction_read_only = on")
+    with pytest.raises(TransientStorageError, match="this is a standby"):
+        storage.set_study_user_attr(study_id, "k", 1)
+    postgres_server.execute("postgres", f"ALTER DATABASE {database} RESET default_transaction_read_only")
+    storage.close()
+    storage.set_study_user_attr(study_id, "k", 1)
+    assert storage.get_study_user_attrs(study_id) == {"k": 1}
+    storage.close()
+
+
 def test_wrong_data_are_no_fault_that_passes(storage: PoolStorage) -> None:
     study_id = storage.create_new_study(MINIMIZE, "a")
     with pytest.raises(KeyError):

@@ -77,7 +77,10 @@ class StorageWatch:
         loop.storage_lane.submit(lambda: loop.desk.open(attempt.ticket, lambda: attempt.dropped is None), done)
 
     def _opened_late(self, attempt: Attempt, opened: Result) -> None:
-        """A trial that was handed back was claimed all the same, in that moment: others may try it."""
+        """A trial that is not ours any more was opened all the same, and claimed perhaps: others may try it."""
+        loop, ticket, reason = self._loop, attempt.ticket, attempt.dropped or ""
+        if loop.attempts.pop(attempt.lease_id, None) is not None:  # another worker got its job
+            loop.ledger.cancel(attempt.lease_id)
+            loop.wake()
         if isinstance(opened, Opened):
-            loop, ticket, reason = self._loop, attempt.ticket, attempt.dropped or ""
             loop.storage_lane.submit(lambda: loop.desk.hand_back(ticket, reason), lambda _result, _error: None)
