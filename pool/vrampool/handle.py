@@ -39,6 +39,8 @@ LOOK_S = 0.5
 PAUSE_S = 0.1
 #: Trials that wait for longer than this without a worker that can run them are told about.
 ORPHAN_S = 5.0
+#: A local pool starts its workers itself, and says itself why one does not start; a busy machine takes its time.
+LOCAL_START_S = 30.0
 Callback = Callable[[optuna.Study, FrozenTrial], None]
 T = TypeVar("T")
 
@@ -90,6 +92,7 @@ class Handle:
         self.callbacks: list[Callback] = []
         self.probe: Any = None  #: what `submit(..., probe=True)` found (`vrampool.probing.Findings`)
         self.check: Callable[[], None] = lambda: None  #: raises what ended the pool by itself
+        self.is_local = False  #: its pool starts workers of its own
 
     # ---- reading -----------------------------------------------------------------------------------
 
@@ -225,8 +228,8 @@ class Handle:
                 self.check()
                 if deadline is not None and time.monotonic() >= deadline:
                     raise TimeoutError(f"{self.study_name} has not ended after {timeout:g} s; it goes on")
-                if not warned and time.monotonic() - started > ORPHAN_S and not progress.running:
-                    warned = self._warn_without_worker(progress)
+                if not warned and (waited_s := time.monotonic() - started) > ORPHAN_S and not progress.running:
+                    warned = self._warn_without_worker(waited_s)
                 left = LOOK_S if deadline is None else min(LOOK_S, max(0.0, deadline - time.monotonic()))
                 # Tiny trials end by the dozen: each look reads the study, so events within one pause are one look.
                 if wake.wait(left):
@@ -276,8 +279,10 @@ class Handle:
             study._stop_flag = False
             self.outlast(lambda: self.stop("stopped by a callback"))
 
-    def _warn_without_worker(self, progress: Progress) -> bool:
+    def _warn_without_worker(self, waited_s: float) -> bool:
         try:
+            if self.is_local and waited_s < LOCAL_START_S and not self.workers():
+                return False
             text = self.without_worker()
         except TransientRedisError:  # the storage is the truth; Redis may come back
             return False

@@ -347,7 +347,7 @@ class Pool:
         row = self._catalog.submission(spec.submission_id)
         assert row is not None
         handle = Handle(self._storage, self._connection, self._settings.pool, row, spec, study)
-        handle.check = self._failure
+        handle.check, handle.is_local = self._failure, self._local is not None
         return handle
 
     def _failure(self) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import benchmarks.__main__ as bench
 import pytest
 from rich.console import Console
 from support.waiting import until
 
-from vrampool.cli import report
+from vrampool.cli import output, report
+from vrampool.handle import LOCAL_START_S, ORPHAN_S, Handle, Progress
 from vrampool.probing import progress
 from vrampool.probing.corners import Run
 from vrampool.probing.progress import Look
@@ -37,6 +39,40 @@ def error_console(monkeypatch):
 def plain(file):
     """Return what was written, without colours and movements of the cursor."""
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", file.getvalue())
+
+
+class PaperHandle:
+    """A submission on paper, half of whose trials have ended."""
+
+    study_name = "digits"
+    best_trial = SimpleNamespace(value=0.25, number=3)
+    study = SimpleNamespace(directions=["minimize"])
+
+    def watch(self):
+        yield Progress("open", "", 8, 4, 1, 0)
+        yield Progress("done", "", 8, 8, 0, 0)
+
+    def workers(self):
+        return []
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_run_shows_how_far_it_is(monkeypatch, terminal):
+    file = io.StringIO()
+    monkeypatch.setattr(output, "Console", lambda **_: Console(file=file, force_terminal=terminal, width=80))
+    output.follow(PaperHandle())
+    assert ("8/8 finished, 0 running, best 0.25 (trial 3)" in plain(file)) == terminal
+    assert terminal or file.getvalue() == ""
+
+
+def test_a_local_pool_that_is_slow_to_start_its_workers_is_no_false_alarm(recwarn):
+    handle = object.__new__(Handle)
+    handle.is_local, handle._registry = True, SimpleNamespace(workers=list)
+    assert not handle._warn_without_worker(ORPHAN_S + 1) and not recwarn.list
+    for is_local, waited_s in ((True, LOCAL_START_S + 1), (False, ORPHAN_S + 1)):
+        handle.is_local = is_local
+        with pytest.warns(UserWarning, match="no worker is running: start one"):
+            assert handle._warn_without_worker(waited_s)
 
 
 @pytest.mark.parametrize("terminal", [True, False])

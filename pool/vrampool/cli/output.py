@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,15 +21,11 @@ from vrampool.units import format_bytes
 
 
 def follow(handle: Handle, *, quiet: bool = False) -> None:
-    """Wait for the end; show progress where standard error is a terminal, one line per tenth elsewhere."""
+    """Wait for the end; show progress where standard error is a terminal, nothing elsewhere."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
-        shown = -1
-        for progress in handle.watch():
-            tenth = progress.finished * 10 // progress.wanted if progress.wanted else progress.finished // 10
-            if not quiet and tenth != shown:
-                shown = tenth
-                print(_progress_line(handle, progress), file=sys.stderr, flush=True)
+        for _ in handle.watch():
+            pass
         return
     with Live(console=console, refresh_per_second=4, transient=True) as live:
         for progress in handle.watch():
@@ -59,7 +54,7 @@ def progress_view(handle: Handle, progress: Progress, devices: Iterable[WorkerRe
     head = Table.grid(padding=(0, 1))
     head.add_row(
         Text(handle.study_name, style="bold"),
-        ProgressBar(total=progress.wanted or max(progress.finished, 1), completed=progress.finished, width=30),
+        ProgressBar(total=progress.wanted or max(progress.finished, 1), completed=progress.finished, width=20),
         Text(_progress_line(handle, progress).partition(": ")[2]),
     )
     parts.append(head)
