@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -125,20 +124,7 @@ _TUPLES = ("unknown", "leftovers", "capabilities", "full_submissions")
 
 
 def _known(cls: type[Any], raw: dict[str, Any]) -> dict[str, Any]:
-    names = _names(cls)
-    return {key: value for key, value in raw.items() if key in names}
-
-
-@functools.cache
-def _names(cls: type[Any]) -> frozenset[str]:
-    return frozenset(item.name for item in dataclasses.fields(cls))
-
-
-def _place(record: WorkerRecord) -> str:
-    """Name a device among those of all hosts. A card's UUID does so by itself; every host has a "cpu"."""
-    if record.device_id.startswith(("GPU-", "MIG-")):
-        return record.device_id
-    return f"{record.device_id}@{record.host}"
+    return {key: value for key, value in raw.items() if key in cls.__dataclass_fields__}
 
 
 class Registry:

@@ -28,6 +28,7 @@ from vrampool.errors import StaleLeaderError
 from vrampool.storage import schema, trial_rows
 from vrampool.storage.address import Address
 from vrampool.storage.faults import transient_faults
+from vrampool.storage.known_trials import KnownTrials
 from vrampool.storage.locking import arm, reading
 from vrampool.storage.marks import CLAIM, MARK
 from vrampool.storage.trial_rows import upsert
@@ -75,7 +76,7 @@ class PoolDatabase(RDBStorage):
         check: Compare their version with this Optuna's.
     """
 
-    known_trials: trial_rows.KnownTrials | None = None  #: where it is None, unfinished trials are read whole every time
+    known_trials: KnownTrials | None = None  #: where it is None, unfinished trials are read whole every time
 
     def __init__(self, address: Address, *, busy_timeout_s: float, create: bool, check: bool) -> None:
         self.shown = address.shown
