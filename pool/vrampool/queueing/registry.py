@@ -127,6 +127,13 @@ def _known(cls: type[Any], raw: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in raw.items() if key in cls.__dataclass_fields__}
 
 
+def _place(record: WorkerRecord) -> str:
+    """Name a device among those of all hosts. A card's UUID does so by itself; every host has a "cpu"."""
+    if record.device_id.startswith(("GPU-", "MIG-")):
+        return record.device_id
+    return f"{record.device_id}@{record.host}"
+
+
 class Registry:
     """The records of a pool's workers. Each ends by itself when its worker falls silent."""
 
