@@ -168,7 +168,11 @@ class Chaos:
     # ---- studies -------------------------------------------------------------------------------------
 
     def _tend(self, *, more: bool) -> None:
-        """Judge the studies that are over; begin others in their place."""
+        """Judge the studies that are over; begin others in their place. Start again what ended, as systemd does."""
+        for host in self.pool.hosts.values():
+            for role in host.ended():
+                self._say(f"{self._elapsed()}: {host.name}: {role} ended by itself and is started again")
+                host.again(role)
         for study in list(self._under_way):
             if self._is_over(study):
                 self._under_way.remove(study)
@@ -214,6 +218,7 @@ class Chaos:
             found.append(f"the submission is {self.pool.state(handle)}: {handle.reason}")
         for line in found:
             self._sort_in(f"{study.name}: {line}")
+            self._say(f"{self._elapsed()}: {study.name}: {line}")
         self._say(f"{self._elapsed()}: {study.name} is over, {len(trials)} attempts, {len(found)} invariants broken")
 
     def _sort_in(self, line: str) -> None:

@@ -92,6 +92,10 @@ class Host:
         """Return what runs here: "worker", "coordinator"."""
         return [role for role, process in self._running.items() if process.poll() is None]
 
+    def ended(self) -> list[str]:
+        """Return what was started here and does not run any more."""
+        return [role for role, process in self._running.items() if process.poll() is not None]
+
     def runs(self, role: str) -> bool:
         return role in self._running and self._running[role].poll() is None
 
