@@ -1,6 +1,6 @@
 """Simulate a pool of up to 1 000 devices: what a trial costs the coordinator and Redis, and where that ends.
 
-python -m benchmarks.simulate                      all that docs/scale.md shows, in about half an hour
+python -m benchmarks.simulate                      all that docs/scale.md shows; takes a while
 python -m benchmarks.simulate --devices 300 --trials 2000 --lasts 60 [--past 5000] [--sampler tpe]
 
 Coordinator, queue, ledgers and server are the real ones; time is simulated, and goes on by the CPU time that the
@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.simulation import standing
-from benchmarks.simulation.picture import draw
+from benchmarks.simulation.picture import cost_by_size, draw
 from benchmarks.simulation.pool import Outcome, SimulatedPool, Size
 from vrampool.local.embedded import EmbeddedValkey
 
@@ -37,9 +37,16 @@ _SHM = Path("/dev/shm")
 
 def main(given: Sequence[str] | None = None) -> int:
     """Simulate and print; return 0."""
-    arguments = _parser().parse_args(given)
+    parser = _parser()
+    arguments = parser.parse_args(given)
+    if arguments.draw and arguments.png is None:
+        parser.error("--draw needs --png")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     console = Console(width=180)
+    if arguments.draw:
+        seen = [json.loads(path.read_text()) for path in arguments.draw]
+        draw({title: outcomes for item in seen for title, outcomes in item.items()}, arguments.png)
+        return 0
     load = os.getloadavg()
     if arguments.devices is not None:
         size = Size(
@@ -52,17 +59,17 @@ def main(given: Sequence[str] | None = None) -> int:
         )
         parts = {"simulated": [simulate(size)]}
     else:
-        parts = _all(console)
+        parts = _all(console, arguments.part)
     for title, outcomes in parts.items():
         console.print(table(title, outcomes))
     _print_standing(console)
     loads = " ".join(f"{value:.1f}" for value in load)
     console.print(f"{os.cpu_count()} cores, Python {platform.python_version()}, load at the start {loads}")
+    found = {title: [to_json(outcome) for outcome in outcomes] for title, outcomes in parts.items()}
     if arguments.json is not None:
-        found = {title: [to_json(outcome) for outcome in outcomes] for title, outcomes in parts.items()}
         arguments.json.write_text(json.dumps(found, indent=1))
     if arguments.png is not None:
-        draw(*(parts.get(title, []) for title in ("study size", "devices", "load")), arguments.png)
+        draw(found, arguments.png)
     return 0
 
 
@@ -70,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.simulate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--part", choices=("study size", "devices", "load"), help="only this part of the whole run")
     parser.add_argument("--devices", type=int, help="simulate this pool alone")
     parser.add_argument("--trials", type=int, default=1000, help="to run (default: 1000)")
     parser.add_argument("--past", type=int, default=0, help="trials that the study has already (default: 0)")
@@ -77,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--slots", type=int, default=1, help="trials at once on a device (default: 1)")
     parser.add_argument("--sampler", choices=("random", "tpe"), default="random")
     parser.add_argument("--json", type=Path, help="also write what was seen to this file")
+    parser.add_argument("--draw", type=Path, nargs="+", help="draw what was written with --json before; needs --png")
     parser.add_argument("--png", type=Path, help="draw the curves of the whole run into this file")
     return parser
 
@@ -97,21 +106,27 @@ def simulate(size: Size, most_s: float = 900.0) -> Outcome:
             server.stop()
 
 
-def _all(console: Console) -> dict[str, list[Outcome]]:
+def _all(console: Console, part: str | None) -> dict[str, list[Outcome]]:
     plain = Size(devices=100, trials=300, lasts_s=100 / _RATE)
     plans = {
         "study size": [
-            Size(devices=1000, trials=10_000, lasts_s=1000 / _RATE),
-            replace(plain, trials=3000),
-            replace(plain, sampler="tpe", trials=1000),
-            replace(plain, sampler="tpe", trials=150, past=3000),
-            replace(plain, sampler="tpe", trials=150, past=10_000),
+            replace(plain, trials=1000),
+            replace(plain, trials=200, past=3000),
+            replace(plain, trials=200, past=10_000),
+            replace(plain, trials=300, sampler="tpe"),
+            replace(plain, trials=120, sampler="tpe", past=3000),
+            replace(plain, trials=120, sampler="tpe", past=10_000),
         ],
-        "devices": [replace(plain, devices=count, lasts_s=count / _RATE) for count in (3, 10, 30, 100, 300, 1000)],
-        "load": [replace(plain, lasts_s=lasts_s) for lasts_s in (60.0, 20.0, 10.0, 5.0, 2.5, 1.0)],
+        "devices": [
+            *(replace(plain, devices=count, lasts_s=count / _RATE) for count in (3, 10, 30, 100, 300)),
+            Size(devices=1000, trials=1300, past=8700, lasts_s=1000 / _RATE),
+        ],
+        "load": [replace(plain, devices=30, trials=200, lasts_s=lasts_s) for lasts_s in (20.0, 6.0, 2.0, 1.0, 0.5)],
     }
     found: dict[str, list[Outcome]] = {}
     for title, sizes in plans.items():
+        if part not in (None, title):
+            continue
         found[title] = []
         for size in sizes:
             console.print(f"[dim]{title}: {size}[/dim]")
@@ -156,8 +171,6 @@ def table(title: str, outcomes: Sequence[Outcome]) -> Table:
 
 def to_json(outcome: Outcome) -> dict[str, Any]:
     """Return what was seen for `--json`; turns are summed up by study size."""
-    from benchmarks.simulation.picture import cost_by_size
-
     return {
         "size": outcome.size.__dict__,
         "elapsed_s": outcome.elapsed_s,

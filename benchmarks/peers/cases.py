@@ -32,8 +32,8 @@ class Case:
 CASES = {
     case.name: case
     for case in (
-        Case("noop", 100, 20, most_s=180, weighed=True),
-        Case("torch", 20, 8, most_s=240),
+        Case("noop", 100, 20, most_s=300, weighed=True),
+        Case("torch", 20, 8, most_s=300),
         Case("memory", 8, 4, most_s=120, weighed=True),
         Case("killed", 10, 6, most_s=90, quiet_s=15),
         Case("hanging", 10, 6, most_s=90, quiet_s=15, limited=True),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.simulation.pool import Outcome
 
@@ -26,36 +27,46 @@ def cost_by_size(outcome: Outcome) -> list[tuple[float, float]]:
     return points
 
 
-def draw(by_size: Sequence[Outcome], by_devices: Sequence[Outcome], by_load: Sequence[Outcome], path: Path) -> None:
-    """Draw what a trial costs over study size and devices, and where devices begin to wait."""
+def draw(found: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
+    """Draw what a trial costs over study size and devices, and where devices begin to wait.
+
+    Args:
+        found: By part of the run, what `simulate.to_json` says of each pool.
+        path: A PNG.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
-    for outcome in by_size:
-        points = cost_by_size(outcome)
-        size = outcome.size
-        name = f"{size.sampler}, {size.devices} devices" + (f", {size.past} trials before" if size.past else "")
-        left.plot(*zip(*points, strict=True), marker=".", label=name)
-    left.set(xlabel="trials in the study", ylabel="coordinator's CPU, ms per trial")
-    left.set_ylim(bottom=0)
-    left.legend(fontsize=8)
-    devices = [outcome.size.devices for outcome in by_devices]
-    middle.plot(devices, [outcome.cpu_per_trial_s * 1000 for outcome in by_devices], marker="o", label="coordinator")
-    server = [outcome.server_s / outcome.ended * 1000 for outcome in by_devices]
-    middle.plot(devices, server, marker="s", label="Valkey")
-    middle.set(xscale="log", xlabel="devices", ylabel="CPU, ms per trial")
-    middle.set_ylim(bottom=0)
-    middle.legend(fontsize=8)
-    wanted = [outcome.size.wanted_per_s for outcome in by_load]
+    by_size = found.get("study size", [])
+    for sampler in dict.fromkeys(item["size"]["sampler"] for item in by_size):
+        points = sorted(
+            tuple(point) for item in by_size if item["size"]["sampler"] == sampler for point in item["cost_by_size"]
+        )
+        left.plot(*zip(*points, strict=True), marker=".", label=f"{sampler} sampler")
+    left.set(xlabel="trials in the study", ylabel="coordinator's CPU, ms per trial", title="100 devices")
+    _show(left)
+    by_devices = found.get("devices", [])
+    devices = [item["size"]["devices"] for item in by_devices]
+    middle.plot(devices, [item["cpu_per_trial_s"] * 1000 for item in by_devices], marker="o", label="coordinator")
+    middle.plot(devices, [item["server_s"] / item["ended"] * 1000 for item in by_devices], marker="s", label="Valkey")
+    middle.set(xscale="log", xlabel="devices", ylabel="CPU, ms per trial", title="the first trials of all included")
+    _show(middle)
+    by_load = found.get("load", [])
+    wanted = [item["size"]["devices"] * item["size"]["slots"] / item["size"]["lasts_s"] for item in by_load]
     right.plot(wanted, wanted, color="0.7", linestyle="--", label="all devices busy")
-    right.plot(wanted, [outcome.per_s for outcome in by_load], marker="o", label="simulated")
-    right.set(xlabel="trials per second that the devices could run", ylabel="trials per second that they ran")
+    right.plot(wanted, [item["ran_per_s"] for item in by_load], marker="o", label="simulated")
+    right.set(xlabel="trials/s that the devices could run", ylabel="trials/s that they ran", title="30 devices")
     right.set(xscale="log", yscale="log")
     right.legend(fontsize=8)
-    for axes in (left, middle, right):
-        axes.grid(alpha=0.3)
+    right.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def _show(axes: Any) -> None:
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 
 import pytest
@@ -94,3 +95,21 @@ def test_the_command_prints_a_table_and_writes_what_was_seen(tmp_path, capsys):
     assert "3 x 1" in shown
     assert "round trips" in shown
     assert '"ended": 6' in out.read_text()
+
+
+def test_curves_are_drawn_from_what_was_written_by_several_runs(tmp_path):
+    size = {"devices": 3, "slots": 1, "lasts_s": 1.0, "sampler": "random"}
+    seen = {
+        "size": size,
+        "cost_by_size": [[10, 20.0], [20, 21.0]],
+        "cpu_per_trial_s": 0.02,
+        "server_s": 0.1,
+        "ended": 30,
+        "ran_per_s": 2.5,
+    }
+    files = []
+    for title in ("study size", "devices", "load"):
+        files.append(tmp_path / f"{title}.json")
+        files[-1].write_text(json.dumps({title: [seen]}))
+    assert simulate.main(["--draw", *map(str, files), "--png", str(tmp_path / "curves.png")]) == 0
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
