@@ -136,12 +136,13 @@ def test_a_study_that_must_wait_says_why_as_the_command_does(pool, command, open
     page = open_page(command.url)
     submit(pool, tmp_path, gate, "large", 3, vram="600MiB")
     shows(page, "#cards .trials tbody", "large 0")
-    shows(page, "#queue tbody", "large (next trial)")
-    shows(page, "#queue .reason", "until then it waits for 600 MiB")
-    reason = page.locator("#queue .reason").first.inner_text()
-    assert re.search(r"asked for when a device has room; until then it waits for 600 MiB: .*has .* free", reason), (
-        reason
-    )
+    shows(page, "#queue .reason", "waits for 600 MiB")
+    row = page.locator("#queue tbody tr").first
+    name, reason = row.locator("th").inner_text(), row.locator(".reason").inner_text()
+    # On a slow machine the second trial may have been asked for before the first one was seen to run.
+    first = "it is asked for when a device has room; until then it " if name == "large (next trial)" else ""
+    assert name in ("large (next trial)", "large 1")
+    assert re.match(rf"{first}waits for 600 MiB: .*has .* free", reason), reason
     picture(page, "live-waiting")
     gate.touch()
 

@@ -36,6 +36,8 @@ def test_a_row_has_what_the_page_shows(workers):
     (row,) = waiting_rows([job(vram_bytes=None)], workers, {"sub": "digits"})
     assert (row["study"], row["number"], row["asks_bytes"], row["since"]) == ("digits", 3, None, NOW - 5)
     assert row["why"]
+    (row,) = waiting_rows([job(study="digits")], workers, {})
+    assert row["study"] == "digits", "the job itself knows, before the studies are read"
 
 
 # ---- studies that want more and have no trial that waits ----------------------------------------------

@@ -77,7 +77,7 @@ def trials_table(trials: tuple[TrialMemory, ...], *, narrow: bool = False) -> Ta
         ended = str(trial.end or trial.state.lower()).replace("_", " ")
         colours = {"oom": "red", "infeasible": "yellow"}
         part = trial.peak_bytes / trial.request_bytes if trial.peak_bytes and trial.request_bytes else None
-        cells = (
+        cells: tuple[Any, ...] = (
             str(trial.number),
             Text(ended, style=colours.get(str(trial.end), "")),
             _size(trial.predicted_bytes),

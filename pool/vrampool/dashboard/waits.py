@@ -22,7 +22,7 @@ def waiting_rows(
     whys = why_each_waits(jobs, workers)
     return [
         {
-            "study": studies.get(job.submission_id, ""),
+            "study": job.study or studies.get(job.submission_id, ""),
             "number": job.number,
             "asks_bytes": job.vram_bytes,
             "since": job.queued_at or None,
