@@ -32,7 +32,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make chaos", description="Play a random schedule of faults.")
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=None, help="default: a new one, which is printed")
-    parser.add_argument("--trials", type=int, default=30, help="of each study")
+    parser.add_argument("--trials", type=int, default=15, help="of each study")
+    parser.add_argument("--step", type=float, default=0.3, metavar="S", help="a trial has four of them")
     asked = parser.parse_args()
     seed = random.SystemRandom().randrange(10**6) if asked.seed is None else asked.seed
     for name in list(os.environ):  # the user's own settings stay out of it
@@ -50,7 +51,8 @@ def main() -> int:
         start(pool)
         for host in pool.hosts.values():
             host.await_ready()
-        chaos = Chaos(pool, draw(seed, asked.faults, kinds_for(pool)), seed=seed, n_trials=asked.trials, say=say)
+        faults = draw(seed, asked.faults, kinds_for(pool))
+        chaos = Chaos(pool, faults, seed=seed, n_trials=asked.trials, step_s=asked.step, say=say)
         try:
             tally = chaos.run()
         except BaseException:

@@ -58,12 +58,12 @@ def test_a_notebook_on_any_host_submits_and_waits(hosts: ManyHosts, tmp_path: Pa
 @pytest.mark.parametrize("seed", [7])
 def test_a_short_schedule_of_faults_loses_and_doubles_nothing(hosts: ManyHosts, seed: int):
     """What is quick to recover from. `make chaos` plays everything, two hundred times."""
-    kinds = ["child", "blip", "redis_killed", "connections", "redeliver", "postgres_killed", "submitter"]
+    kinds = ["child", "blip", "redis_killed", "connections", "redeliver", "postgres_killed"]
     said: list[str] = []
     faults = [Fault(fault.kind, fault.pause_s / 4) for fault in draw(seed, len(kinds), kinds)]
-    tally = Chaos(hosts, faults, seed=seed, n_trials=5, studies=2, step_s=0.03, say=said.append).run()
+    tally = Chaos(hosts, faults, seed=seed, n_trials=4, studies=2, step_s=0.03, say=said.append).run()
     assert tally.clean, "\n".join([f"seed {seed}", *said, *tally.lost, *tally.doubled, *tally.broken])
-    assert sum(tally.injected.values()) == len(kinds) and tally.roots >= 10
+    assert sum(tally.injected.values()) == len(kinds) and tally.roots >= 8
 
 
 def test_a_cable_that_is_out_for_longer_than_a_lease_costs_one_attempt(hosts: ManyHosts):
