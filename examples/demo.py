@@ -44,7 +44,7 @@ def main() -> int:
         handle = pool.submit(
             f"{HERE / 'digits.py'}:objective", n_trials=arguments.trials, direction="maximize", study_name="digits"
         )
-        follow(handle, pool)
+        follow(handle)
         wait_until_released(pool)
         found = summary(handle, wall_s=time.monotonic() - started)
         history = History(pool.connection, pool.settings.pool)

@@ -180,6 +180,8 @@ def read_directions(direction: str | None, directions: Sequence[str] | None) -> 
     """Return the directions asked for; None when none was given."""
     if direction is not None and directions is not None:
         raise InputError("give direction or directions, not both")
+    if direction is not None and not isinstance(direction, str):
+        raise InputError(f"direction is one word; for several objectives say directions={direction!r}")
     found = [direction] if direction is not None else list(directions) if directions is not None else None
     for item in found or ():
         if item not in ("minimize", "maximize"):

@@ -197,6 +197,7 @@ def test_the_same_from_a_notebook(pool: LivePool):
         (RequestError, {"vram": "900GiB"}),
         (OutOfScopeError, {"gpus": 2}),
         (InputError, {"direction": "up"}),
+        (InputError, {"direction": ["minimize", "minimize"]}),
         (InputError, {"direction": "minimize", "directions": ["minimize"]}),
         (InputError, {"timeout": -1}),
         (InputError, {"oom": "never"}),

@@ -101,11 +101,46 @@ def test_ctrl_c_ends_a_run_with_code_130_and_stops_the_study(pool: LivePool, tmp
     done = commands.finish(running)
     assert done.code == 130, done
     assert "Traceback" not in done.err
+    assert "under way may finish; `vrampool stop interrupted --now` ends" in done.err
+    assert "the same command with --study interrupted goes on" in done.err
     gate.touch()
     handle.wait(30)
     assert str(handle.state) == "stopped"
     assert {trial.state for trial in handle.trials} <= {TrialState.COMPLETE, TrialState.FAIL}
     check_invariants(pool)
+
+
+def test_ctrl_c_waits_for_what_runs_in_a_pool_of_its_own_and_a_second_one_ends_it(tmp_path, own_settings):
+    running = commands.start(
+        *("run", f"{OBJECTIVES}:wait_for_file", "--trials", "20", "--study", "mine", "--env", f"GATE={tmp_path}/no"),
+        *(
+            "--vram",
+            "200MiB",
+            "--max-concurrent",
+            "1",
+            "--gpu",
+            "cpu",
+            "--share",
+            "--budget",
+            "500MiB",
+            "--preload",
+            "",
+            "--json",
+        ),
+        *("--state-dir", tmp_path / "state"),
+    )
+    logs = tmp_path / "state" / "logs" / "trials"
+    until(lambda: list(logs.rglob("*.log")), what="a running trial", timeout_s=40)
+    running.send_signal(signal.SIGINT)
+    assert running.stderr is not None
+    told = [running.stderr.readline(), running.stderr.readline()]
+    assert "waiting for 1 trial under way; Ctrl-C again ends them now" in "".join(told)
+    running.send_signal(signal.SIGINT)
+    done = commands.finish(running)
+    assert done.code == 130, done
+    assert done.json["state"] == "cancelled" and done.json["counts"] == {}, "what is cancelled is not counted"
+    assert "ending what runs" in done.err and "Traceback" not in done.err
+    assert processes_of(tmp_path / "state") == []
 
 
 def test_submit_status_why_and_stop_tell_of_a_study_on_its_way(pool: LivePool, tmp_path, capsys):

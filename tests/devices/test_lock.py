@@ -43,7 +43,7 @@ def hold(tmp_path):
 def test_a_second_worker_is_refused_and_told_who_is_first(hold, tmp_path):
     first = hold("GPU-1")
     with (
-        pytest.raises(DeviceConflictError, match=rf"GPU-1 is held by another worker \(pid {first.pid}\)"),
+        pytest.raises(DeviceConflictError, match=rf"GPU-1 is held by another worker \(pid {first.pid}, of \S+\)"),
         device_lock("GPU-1", False, folder=tmp_path),
     ):
         pass

@@ -47,6 +47,20 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         sys.modules.pop(name, None)
 
 
+def test_a_module_of_the_folder_one_stands_in_is_found_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command's own path does not hold it."""
+    (tmp_path / "stands_here.py").write_text("def objective(trial): return 1.0\n")
+    monkeypatch.chdir(tmp_path)
+    reference, _ = resolve("stands_here:objective")
+    assert reference.sys_path[-1] == str(tmp_path)
+    before = list(sys.path)
+    try:
+        assert load(reference, None)(None) == 1.0
+    finally:
+        sys.path[:] = before
+        sys.modules.pop("stands_here", None)
+
+
 def test_a_file_and_a_name_are_an_import_path(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The file is read and not run: importing it may take seconds, and it is the worker's to do."""
     path = package / "their_package" / "training.py"

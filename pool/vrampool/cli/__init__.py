@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from typing import Any
 
 import click
@@ -72,6 +73,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit: 0 done, 1 the study failed, 2 wrong input, 3 a device is lost, 130 interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
+    warnings.showwarning = _show_warning
     try:
         code = command.main(args=arguments, prog_name="vrampool", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
@@ -97,3 +99,8 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         print(f"error: {type(error).__name__}: {error}; --debug shows where", file=sys.stderr)
         sys.exit(1)
+
+
+def _show_warning(message: Warning | str, *_where: object, **_more: object) -> None:
+    """Show a warning as the line it is: where in our source it arose says nothing to who reads it."""
+    print(f"warning: {message}", file=sys.stderr)

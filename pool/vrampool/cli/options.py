@@ -44,6 +44,9 @@ _DEVICE = [
     click.option(
         "--mps", type=click.Choice(["off", "on", "auto"]), help="Share cards through NVIDIA's MPS (default: off)."
     ),
+    click.option(
+        "--share", is_flag=True, default=None, help="Share devices with another pool; both need --share and a --budget."
+    ),
     click.option("--preload", metavar="MODULES", help="What a spare process imports (default: torch,torch._dynamo)."),
     AGE_LIMIT,
 ]

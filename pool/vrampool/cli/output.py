@@ -138,13 +138,33 @@ def print_summary(found: dict[str, Any]) -> None:
     )
     if found["best_value"] is not None and found["best_params"] is not None:
         if isinstance(found["best_params"], list):
-            console.print(f"{len(found['best_params'])} trials on the Pareto front")
+            _print_front(console, found["best_value"], found["best_params"])
         else:
-            params = ", ".join(f"{name}={_short(value)}" for name, value in found["best_params"].items())
-            console.print(f"best value [bold green]{found['best_value']:.6g}[/bold green] with {params}")
+            console.print(
+                f"best value [bold green]{found['best_value']:.6g}[/bold green] with {_named(found['best_params'])}"
+            )
     total = sum(found["counts"].values())
     for line, count in found["failures"].items():
         console.print(f"{count} of {total} failed: {line}", style="red", markup=False)
+    failed = [record["number"] for record in found["trials"] if record["state"] == "FAIL" and record["pid"]]
+    if failed:
+        console.print(f"what it printed: vrampool logs {found['study']} {failed[0]}", style="dim", markup=False)
+
+
+#: So many trials of a Pareto front are printed; the rest is in the study.
+_FRONT = 8
+
+
+def _print_front(console: Console, values: list[list[float]], params: list[dict[str, Any]]) -> None:
+    console.print(f"{len(values)} {'trial' if len(values) == 1 else 'trials'} on the Pareto front")
+    for some, chosen in list(zip(values, params, strict=True))[:_FRONT]:
+        console.print(f"  {', '.join(f'{value:.6g}' for value in some)} with {_named(chosen)}", markup=False)
+    if len(values) > _FRONT:
+        console.print(f"  and {len(values) - _FRONT} more: handle.best_trials has them all")
+
+
+def _named(params: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={_short(value)}" for name, value in params.items())
 
 
 def trial_table(records: Iterable[dict[str, Any]]) -> Table:

@@ -114,6 +114,7 @@ def run(as_json: bool, **given: Any) -> int:
     """
     from optuna import logging as optuna_logging
 
+    from vrampool.cli.interrupting import interrupted
     from vrampool.cli.output import follow, print_summary, summary, to_json
 
     optuna_logging.set_verbosity(optuna_logging.WARNING)
@@ -127,16 +128,20 @@ def run(as_json: bool, **given: Any) -> int:
     pool.check(asked["objective"], **{name: value for name, value in asked.items() if name != "objective"})
     with pool:
         handle = pool.submit(**asked)
+        ended_by_user = False
         try:
             follow(handle, quiet=as_json)
         except KeyboardInterrupt:
-            handle.stop("interrupted")
-            raise
+            ended_by_user = True
+            interrupted(pool, handle, quiet=as_json)
         found = summary(handle, wall_s=time.monotonic() - started)
     if as_json:
         print(to_json(found))
     else:
         print_summary(found)
+    if ended_by_user:
+        print(f"interrupted; the same command with --study {found['study']} goes on", file=sys.stderr)
+        return 130
     failed = found["state"] == "failed" or not found["counts"].get("COMPLETE")
     if failed and not as_json:
         print(

@@ -85,6 +85,9 @@ def _by_name(target: str, workdir: str | None, *, checked: bool = False) -> Obje
             raise ObjectiveError(f"objective {target!r}: {place!r} is not the name of a module")
         paths = sources.own_path()
         found = sources.find_module(place, paths)
+        if found is None:  # a command's own path does not hold the folder that its user stands in
+            paths = (*paths, str(Path.cwd()))
+            found = sources.find_module(place, paths)
         if found is None:
             raise ObjectiveError(
                 f"objective {target!r}: there is no module {place!r}; looked in {', '.join(paths) or 'sys.path'}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pwd
 import re
 import tempfile
 from collections.abc import Iterator
@@ -78,7 +79,15 @@ def _sign(path: Path) -> None:
     except OSError:
         return  # another user's file: the lock holds all the same, only its text is older
     with os.fdopen(handle, "w") as file:
-        file.write(f"pid {os.getpid()}")
+        state_dir = os.environ.get("VRAMPOOL_STATE_DIR", "")
+        file.write(f"pid {os.getpid()}, of {_user()}" + (f", pool in {state_dir}" if state_dir else ""))
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container's user has no name
+        return f"user {os.getuid()}"
 
 
 def _conflict(device_id: str, share: bool, path: Path) -> str:
