@@ -15,6 +15,9 @@ from vrampool.memory.declared import read_vram
 from vrampool.messages import AttemptFacts
 from vrampool.units import format_bytes
 
+#: Without a name, so many studies are shown: those that were asked for last.
+_STUDIES_SHOWN = 10
+
 
 @click.command()
 @click.argument("study_name", required=False)
@@ -35,7 +38,8 @@ def status(study_name: str | None, as_json: bool, check_it: bool, fix: bool, **g
     from rich.text import Text
 
     from vrampool.cli.memory_notes import RELEASES_SHOWN, device_notes
-    from vrampool.cli.output import device_view, summary, to_json, trial_table
+    from vrampool.cli.output import device_view, print_failures, summary, to_json, trial_table
+    from vrampool.cli.study_lines import by_study, study_line
     from vrampool.queueing import History, summarise
     from vrampool.waiting import why_each_waits
 
@@ -43,14 +47,17 @@ def status(study_name: str | None, as_json: bool, check_it: bool, fix: bool, **g
     devices, waiting = pool.devices(), pool.queue()
     reasons = why_each_waits(waiting, devices)
     releases = summarise(History(pool.connection, pool.settings.pool).releases(limit=RELEASES_SHOWN))
-    handles = [pool.attach(study_name)] if study_name else pool.handles()[-10:]
+    handles = pool.handles()
+    if study_name:
+        asked = pool.attach(study_name)
+        handles = [handle for handle in handles if handle.study_name == study_name] or [asked]
     if as_json:
-        studies = [summary(handle, wall_s=0.0) if study_name else _study(handle) for handle in handles]
+        told = [summary(handle, wall_s=0.0) if study_name else _study(handle) for handle in handles[-10:]]
         print(
             to_json(
                 {
                     "devices": [asdict(item) for item in devices],
-                    "studies": studies,
+                    "studies": told,
                     "waiting": [asdict(job) | {"reason": reasons[job.job_id]} for job in waiting],
                     "releases": {device: asdict(item) for device, item in releases.items()},
                 }
@@ -66,10 +73,16 @@ def status(study_name: str | None, as_json: bool, check_it: bool, fix: bool, **g
             console.print(f"    {device.reason}", markup=False, style="dim", soft_wrap=True)
         for note in device_notes(device, releases.get(device.device_id)):
             console.print(Padding(Text(note), (0, 0, 0, 4), expand=False), style="dim")
-    for handle in handles:
-        console.print(repr(handle).strip("<>").removeprefix("vrampool "), markup=False)
+    studies = by_study(handles)
+    if len(studies) > _STUDIES_SHOWN:
+        console.print(f"{len(studies) - _STUDIES_SHOWN} older studies; name one to see it", style="dim")
+    for submissions in studies[-_STUDIES_SHOWN:]:
+        console.print(study_line(submissions), markup=False, soft_wrap=True)
         if study_name:
-            console.print(trial_table(summary(handle, wall_s=0.0)["trials"]))
+            found = [summary(handle, wall_s=0.0) for handle in submissions]
+            console.print(trial_table(record for part in found for record in part["trials"]))
+            for part in found:
+                print_failures(console, part)
     for job in waiting:
         console.print(f"{job.study}/{job.number} {reasons[job.job_id]}", markup=False, soft_wrap=True)
     return 0

@@ -34,11 +34,12 @@ def follow(handle: Handle, *, quiet: bool = False) -> None:
 
 def _progress_line(handle: Handle, progress: Progress) -> str:
     wanted = "" if progress.wanted is None else f"/{progress.wanted}"
-    best = _best(handle)
+    best = best_text(handle)
     return f"{handle.study_name}: {progress.finished}{wanted} finished, {progress.running} running{best}"
 
 
-def _best(handle: Handle) -> str:
+def best_text(handle: Handle) -> str:
+    """Return the best so far, after a comma; empty while nothing is complete."""
     try:
         if len(handle.study.directions) > 1:
             return f", {len(handle.best_trials)} on the Pareto front"
@@ -143,6 +144,11 @@ def print_summary(found: dict[str, Any]) -> None:
             console.print(
                 f"best value [bold green]{found['best_value']:.6g}[/bold green] with {_named(found['best_params'])}"
             )
+    print_failures(console, found)
+
+
+def print_failures(console: Console, found: dict[str, Any]) -> None:
+    """Print what went wrong in a study, and where one reads more."""
     total = sum(found["counts"].values())
     for line, count in found["failures"].items():
         console.print(f"{count} of {total} failed: {line}", style="red", markup=False)
