@@ -108,20 +108,21 @@ def simulate(size: Size, most_s: float = 900.0) -> Outcome:
 
 def _all(console: Console, part: str | None) -> dict[str, list[Outcome]]:
     plain = Size(devices=100, trials=300, lasts_s=100 / _RATE)
+    few = Size(devices=30, trials=80, lasts_s=30 / _RATE)
     plans = {
         "study size": [
-            replace(plain, trials=1000),
-            replace(plain, trials=200, past=3000),
-            replace(plain, trials=200, past=10_000),
-            replace(plain, trials=300, sampler="tpe"),
-            replace(plain, trials=120, sampler="tpe", past=3000),
-            replace(plain, trials=120, sampler="tpe", past=10_000),
+            replace(few, trials=400),
+            replace(few, past=3000),
+            replace(few, past=10_000),
+            replace(few, sampler="tpe", trials=300),
+            replace(few, sampler="tpe", past=3000),
+            replace(few, sampler="tpe", past=10_000),
         ],
         "devices": [
             *(replace(plain, devices=count, lasts_s=count / _RATE) for count in (3, 10, 30, 100, 300)),
             Size(devices=1000, trials=1300, past=8700, lasts_s=1000 / _RATE),
         ],
-        "load": [replace(plain, devices=30, trials=200, lasts_s=lasts_s) for lasts_s in (20.0, 6.0, 2.0, 1.0, 0.5)],
+        "load": [replace(few, trials=200, lasts_s=lasts_s) for lasts_s in (20.0, 6.0, 2.0, 1.0, 0.5)],
     }
     found: dict[str, list[Outcome]] = {}
     for title, sizes in plans.items():
@@ -139,7 +140,7 @@ def table(title: str, outcomes: Sequence[Outcome]) -> Table:
     drawn = Table(title=title, box=None, header_style="bold")
     columns = (
         *("devices", "trials", "before", "sampler", "wanted/s", "ran/s", "devices busy", "all full after"),
-        *("CPU ms/trial", "of a core", "longest turn", "trips/trial", "KB/trial", "questions/trial"),
+        *("first look", "CPU ms/trial", "of a core", "longest turn", "trips/trial", "KB/trial", "questions/trial"),
         *("Valkey ms/trial", "of a core"),
     )
     for column in columns:
@@ -157,6 +158,7 @@ def table(title: str, outcomes: Sequence[Outcome]) -> Table:
             f"{outcome.per_s:.1f}",
             f"{outcome.busy:.0%}",
             f"{outcome.fill_s:.1f} s",
+            f"{outcome.first_look_s:.2f} s",
             f"{outcome.cpu_per_trial_s * 1000:.1f}",
             f"{outcome.cpu_s / outcome.elapsed_s:.0%}",
             f"{outcome.longest_turn_s:.2f} s",
@@ -181,6 +183,7 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
         "cpu_s": outcome.cpu_s,
         "cpu_per_trial_s": outcome.cpu_per_trial_s,
         "idle_look_s": outcome.idle_look_s,
+        "first_look_s": outcome.first_look_s,
         "longest_turn_s": outcome.longest_turn_s,
         "turns": len(outcome.turns),
         "trips": outcome.trips,

@@ -14,7 +14,7 @@ _PORTIONS = 20
 
 def cost_by_size(outcome: Outcome) -> list[tuple[float, float]]:
     """Return (trials in the study, CPU milliseconds of the coordinator for each trial that it creates)."""
-    turns = [turn for turn in outcome.turns if turn.woken]
+    turns = outcome.steady_turns
     created = sum(turn.created for turn in turns)
     points: list[tuple[float, float]] = []
     cpu_s, count, weighted = 0.0, 0, 0.0
@@ -46,13 +46,13 @@ def draw(found: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
             tuple(point) for item in by_size if item["size"]["sampler"] == sampler for point in item["cost_by_size"]
         )
         left.plot(*zip(*points, strict=True), marker=".", label=f"{sampler} sampler")
-    left.set(xlabel="trials in the study", ylabel="coordinator's CPU, ms per trial", title="100 devices")
+    left.set(xlabel="trials in the study", ylabel="coordinator's CPU, ms per trial", title="30 devices")
     _show(left)
     by_devices = found.get("devices", [])
     devices = [item["size"]["devices"] for item in by_devices]
     middle.plot(devices, [item["cpu_per_trial_s"] * 1000 for item in by_devices], marker="o", label="coordinator")
     middle.plot(devices, [item["server_s"] / item["ended"] * 1000 for item in by_devices], marker="s", label="Valkey")
-    middle.set(xscale="log", xlabel="devices", ylabel="CPU, ms per trial", title="the first trials of all included")
+    middle.set(xscale="log", xlabel="devices", ylabel="CPU, ms per trial", title="5 trials/s")
     _show(middle)
     by_load = found.get("load", [])
     wanted = [item["size"]["devices"] * item["size"]["slots"] / item["size"]["lasts_s"] for item in by_load]

@@ -96,9 +96,20 @@ class Outcome:
         return sum(turn.cpu_s for turn in self.turns)
 
     @property
+    def steady_turns(self) -> list[Turn]:
+        """Turns for which somebody had called, once every device had been given trials."""
+        return [turn for turn in self.turns if turn.woken and turn.at_s >= self.fill_s]
+
+    @property
     def cpu_per_trial_s(self) -> float:
-        """CPU time of the coordinator for each trial, without the looks for which nobody had called."""
-        return sum(turn.cpu_s for turn in self.turns if turn.woken) / max(1, len(self.ran))
+        """CPU time of the coordinator for each trial that it makes in those turns."""
+        turns = self.steady_turns
+        return sum(turn.cpu_s for turn in turns) / max(1, sum(turn.created for turn in turns))
+
+    @property
+    def first_look_s(self) -> float:
+        """CPU time of the first look, which reads all trials that the study has."""
+        return self.turns[0].cpu_s
 
     @property
     def idle_look_s(self) -> float:
@@ -207,21 +218,25 @@ class SimulatedPool:
             self._begin_segment()
             return put
 
-        with mock.patch.object(JobQueue, "enqueue", noticed), self._server.counting():
+        # The coordinator's lease ends by the server's clock, and simulating a turn takes longer than the turn.
+        lead = self._server.keeping(Names(self._settings.pool).leader)
+        with mock.patch.object(JobQueue, "enqueue", noticed), self._server.counting(), lead:
             yield
 
     # ---- the whole -----------------------------------------------------------------------------------
 
     def run(self, most_s: float = math.inf) -> Outcome:
         """Simulate until all trials have ended, or `most_s` real seconds have passed."""
-        for device in self._devices:
-            self._tell(device)
         self._at(LOOK_S, self._look)
         self._server.took()
-        self._server.free_at_s, self._server.busy_s = 0.0, 0.0
         before = self._server.bytes()
         until_s = time.monotonic() + most_s
         with self._noticing():
+            self._turn()  # nobody is there yet, so it makes nothing: this is the first look
+            self._server.trips.clear()
+            for device in self._devices:
+                self._tell(device)
+            self._woken = True
             while self.outcome.ended < self.size.trials and time.monotonic() < until_s:
                 due_s = self.now_s if self._woken else self._turn_ended_s + IDLE_S
                 if self._events and self._events[0][0] < due_s:
@@ -266,8 +281,6 @@ class SimulatedPool:
         self.outcome.turns.append(Turn(started_s, took_s, self._cpu_s, trials, self._created, woken))
 
     def _begin_segment(self) -> None:
-        # The server's clock is the real one, and simulating a turn takes longer than the turn.
-        self._server.keep(Names(self._settings.pool).leader)
         self._server.took()
         self._trips = self._server.trips[COORDINATOR]
         self._mark_s = time.thread_time()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,9 +48,22 @@ class Server:
         for client in [*self._clients, self._admin]:
             client.close()
 
-    def keep(self, key: str) -> None:
-        """Have a key live on, whatever end it was given."""
-        self._admin.persist(key)
+    @contextmanager
+    def keeping(self, key: str) -> Iterator[None]:
+        """Have a key live on within the block, whatever end it is given: its clock is the real one."""
+        done = threading.Event()
+
+        def keep() -> None:
+            while not done.wait(0.5):
+                self._admin.persist(key)
+
+        keeper = threading.Thread(target=keep, daemon=True)
+        keeper.start()
+        try:
+            yield
+        finally:
+            done.set()
+            keeper.join()
 
     # ---- time ----------------------------------------------------------------------------------------
 
