@@ -157,6 +157,9 @@ def run(as_json: bool, **given: Any) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def submit(as_json: bool, **given: Any) -> int:
     """Submit a study to a pool that runs (or start a detached one) and return."""
+    from optuna import logging as optuna_logging
+
+    optuna_logging.set_verbosity(optuna_logging.WARNING)
     settings = take_settings(given)
     asked = _asked(given)
     pool = _make_pool(settings)
