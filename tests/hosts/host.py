@@ -176,6 +176,10 @@ class Host:
         """Return what Redis knows of this host's workers."""
         return [record for record in self._pool.pool.devices() if record.host == self._pool.host_name(self.name)]
 
+    def state(self) -> str:
+        """Return the state of this host's worker as Redis knows it; "" while it knows none."""
+        return next((record.state for record in self.records()), "")
+
     def await_ready(self, *, but: Sequence[str] = ()) -> WorkerRecord:
         """Wait for a worker of this host that takes trials, other than those named."""
 

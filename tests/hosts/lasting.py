@@ -45,6 +45,17 @@ def cut_off(pool: ManyHosts, name: str) -> Iterator[None]:
 
 
 @contextmanager
+def refused(pool: ManyHosts, service: str, name: str) -> Iterator[None]:
+    """The same, and the host hears of it at once instead of waiting for an answer."""
+    assert pool.network is not None
+    pool.network.refuse(service, name)
+    try:
+        yield
+    finally:
+        pool.network.allow(service, name)
+
+
+@contextmanager
 def blocked(pool: ManyHosts, service: str, name: str) -> Iterator[None]:
     """One host does not reach one of the servers for as long as the block lasts."""
     assert pool.network is not None

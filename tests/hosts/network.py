@@ -132,6 +132,13 @@ class Network:
     def unblock(self, service: str, name: str) -> None:
         self._in(HUB, "rule", "del", "from", service, "to", self.addresses[name], "blackhole")
 
+    def refuse(self, service: str, name: str) -> None:
+        """Let a host hear at once that it does not get to one of the hub's addresses."""
+        self._in(name, "route", "add", "unreachable", f"{service}/32")
+
+    def allow(self, service: str, name: str) -> None:
+        self._in(name, "route", "del", "unreachable", f"{service}/32")
+
     # ---- processes -----------------------------------------------------------------------------------
 
     def enter(

@@ -94,6 +94,6 @@ def test_a_cable_that_is_out_for_longer_than_a_lease_costs_one_attempt(hosts: Ma
     # What it listens to was cut off too: a command reaches it all the same.
     said = hosts[other].run("pause", record.name)
     assert said.returncode == 0, said.stdout + said.stderr
-    until(lambda: hosts[cut].records()[0].state == "paused", what="a paused worker")
+    until(lambda: hosts[cut].state() == "paused", what="a paused worker")
     assert hosts[other].run("resume", record.name).returncode == 0
     hosts[cut].await_ready()

@@ -84,7 +84,7 @@ def test_connections_that_are_dropped_all_the_time_cost_no_trial_and_no_report(p
         while not stop.wait(dice.uniform(0.05, 0.5)):
             pool.drop_connections()
 
-    until(lambda: pool.leader_host() is not None, what="a leader")
+    until(lambda: pool.leader_host() is not None, what="a leader", timeout_s=60)
 
     dropper = threading.Thread(target=drop)
     handle = pool.submit("search", 12, env={"STEP_S": "0.05"}, max_infra_retries=100)
