@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from vrampool.memory.explaining import Explanation, ModelState, TrialMemory
+    from vrampool.memory.explaining import Driver, Driver, Explanation, ModelState, TrialMemory
 
 
 _COLUMNS = ("trial", "ended", "predicted", "request", "lease", "peak", "of request", "parameters")
@@ -91,18 +91,30 @@ def trials_table(trials: tuple[TrialMemory, ...], *, narrow: bool = False) -> Ta
     return table
 
 
+#: A parameter that changes memory by less is no driver of it.
+_MOVES = 1.05
+#: With fewer trials the model rests on what is common to networks, more than on this one.
+_FEW = 10
+
+
 def print_model(found: Explanation, console: Console) -> None:
     """Print what drives memory, and how good the model and the requests are."""
     from rich.table import Table
 
-    if found.drivers:
+    drivers = [driver for driver in found.drivers if _moves(driver) >= _MOVES]
+    if found.drivers and not drivers:
+        most = max(map(_moves, found.drivers)) - 1
+        console.print(f"\nMemory does not follow any parameter: none moves it by more than {max(most, 0.01):.0%}.")
+    if drivers:
         table = Table(box=None, header_style="bold", pad_edge=False, title_justify="left")
         for name in ("parameter", "memory", "factor", "share"):
             table.add_column(name, justify="left" if name in ("parameter", "memory") else "right")
-        for driver in found.drivers:
+        for driver in drivers:
             table.add_row(driver.name, driver.direction, f"x{driver.factor:.2f}", f"{driver.share:.0%}")
         console.print()
         console.print(table)
+        if found.model is not None and found.model.trials < _FEW:
+            console.print("With so few trials most of this is assumed, not seen.", style="dim")
     console.print()
     if found.model is None:
         console.print(found.note, markup=False)
@@ -120,13 +132,19 @@ def print_model(found: Explanation, console: Console) -> None:
             f"{record.predicted} trials ran with a prediction, off by {record.median_error:.1%} (median).", markup=False
         )
     if record.over_reserved is not None:
-        console.print(f"Leased and not used, over their time: {record.over_reserved:.0%} of what trials held.")
+        times = 1 + record.over_reserved
+        console.print(f"Over their time trials were granted {times:.2f} times what they held.")
     counts = [(record.out_of_memory, "out of memory"), (record.infeasible, "fitted no device")]
     words = [f"{count} {what}" for count, what in counts if count]
     if record.refused:
         words.append(f"{record.refused} proposals refused before they ran, for they fit no device")
     if words:
         console.print("; ".join(words) + ".", markup=False)
+
+
+def _moves(driver: Driver) -> float:
+    """Return by what factor a parameter changes memory, whichever way: 1 or more."""
+    return max(driver.factor, 1 / driver.factor)
 
 
 def _more(model: ModelState) -> str:
