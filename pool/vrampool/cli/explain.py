@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from vrampool.memory.explaining import Driver, Driver, Explanation, ModelState, TrialMemory
+    from vrampool.memory.explaining import Driver, Explanation, ModelState, TrialMemory
 
 
 _COLUMNS = ("trial", "ended", "predicted", "request", "lease", "peak", "of request", "parameters")
