@@ -42,7 +42,7 @@ def main(given: Sequence[str] | None = None) -> int:
     if arguments.draw and arguments.png is None:
         parser.error("--draw needs --png")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    console = Console(width=180)
+    console = Console(width=220)
     if arguments.draw:
         seen = [json.loads(path.read_text()) for path in arguments.draw]
         draw({title: outcomes for item in seen for title, outcomes in item.items()}, arguments.png)

@@ -349,7 +349,7 @@ class SimulatedPool:
     def _start(self, device: Device, lease_id: str, taken: Taken, ticket: Ticket) -> None:
         running = device.start(taken, ticket, lease_id, self.now_s)
         assert running is not None, "it was taken because it fits"
-        assert self._sheet.claim(ticket.trial_id, device.name), "nobody else has it"
+        assert self._sheet.begin(ticket.trial_id, device.name), "nobody else has it"
         self._server.took()
         execution_id = self._ports[device.name].begin(taken.job_id)
         assert execution_id is not None

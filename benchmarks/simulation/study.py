@@ -64,21 +64,22 @@ class Worksheet:
         self._storage = storage
         self._rng = rng
 
-    def claim(self, trial_id: int, worker: str) -> bool:
-        """Claim a trial as a worker does."""
-        return claim(self._storage, trial_id, worker)
-
-    def tell(self, trial_id: int, worker: str, device_id: str) -> None:
-        """Write parameters and facts of a trial that ended well, and its value, as a worker and its objective do."""
-        trial = self._storage.get_trial(trial_id)
-        params, _ = load_plan(trial.user_attrs.get(PLAN))
-        params = draw(self._rng) | params
-        rows = _param_rows(trial_id, params)
+    def begin(self, trial_id: int, worker: str) -> bool:
+        """Claim a trial as a worker does, and write the parameters that its objective suggests first of all."""
+        if not claim(self._storage, trial_id, worker):
+            return False
+        planned, _ = load_plan(self._storage.get_trial(trial_id).user_attrs.get(PLAN))
+        rows = _param_rows(trial_id, draw(self._rng) | planned)
         with self._storage.database.transaction() as session:
             session.execute(sa.insert(models.TrialParamModel.__table__), rows)
+        return True
+
+    def tell(self, trial_id: int, worker: str, device_id: str) -> None:
+        """Write the facts of a trial that ended well, and its value, as a worker does."""
+        value = value_of(self._storage.get_trial(trial_id).params)
         facts = {ATTEMPT: facts_of(worker, device_id)}
         told = self._storage.move_trial(
-            trial_id, TrialState.RUNNING, TrialState.COMPLETE, values=[value_of(params)], user_attrs=facts
+            trial_id, TrialState.RUNNING, TrialState.COMPLETE, values=[value], user_attrs=facts
         )
         assert told, f"trial {trial_id} was ended by somebody else"
 
