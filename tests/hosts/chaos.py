@@ -18,6 +18,7 @@ import psutil
 from hosts.faults import KINDS, WEIGHTS, Faults
 from hosts.host import end
 from hosts.many import ManyHosts
+from hosts.time_passes import last
 from optuna.trial import FrozenTrial, TrialState
 from recovery.execution_log import ExecutionLog
 from recovery.invariants import faults_of
@@ -128,7 +129,7 @@ class Chaos:
         try:
             self._tend(more=True)
             for number, fault in enumerate(self._faults, 1):
-                time.sleep(fault.pause_s)
+                last(fault.pause_s)
                 self._say(f"{number}/{len(self._faults)} {self._elapsed()}: {KINDS[fault.kind]}")
                 # It may meet nobody: a process that it is about was killed a moment ago.
                 until(lambda kind=fault.kind: self._happens(kind), what=f"somebody for {fault.kind}", timeout_s=60)  # type: ignore[misc]
@@ -154,7 +155,7 @@ class Chaos:
                 seen, deadline_s = ended, time.monotonic() + STUCK_S
             elif time.monotonic() > deadline_s:
                 return
-            time.sleep(0.2)
+            last(0.2)
 
     def _happens(self, kind: str) -> bool:
         if self._what_fails.happen(kind):

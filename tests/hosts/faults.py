@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import psutil
 from hosts.host import COORDINATOR, WORKER, Host, end
 from hosts.many import ManyHosts
 from hosts.network import DATABASE, REDIS
+from hosts.time_passes import last
 from optuna.trial import FrozenTrial
 from recovery.processes import frozen, lives
 
@@ -136,7 +136,7 @@ class Faults:
         if worker is None:
             return False
         with frozen(worker):
-            _sleep(self._dice.uniform(1.2, 3.0) * self._ttl_s)
+            last(self._dice.uniform(1.2, 3.0) * self._ttl_s)
         return True
 
     def _redeliver(self) -> bool:
@@ -162,7 +162,7 @@ class Faults:
     def _preempted(self) -> bool:
         host = self._pick_with(WORKER)
         host.ask(WORKER)
-        _sleep(self._dice.uniform(0.1, 0.6))
+        last(self._dice.uniform(0.1, 0.6))
         host.die(WORKER)
         host.again(WORKER)
         return True
@@ -175,7 +175,7 @@ class Faults:
 
     def _redis(self) -> bool:
         self.pool.valkey.stop()
-        _sleep(self._dice.uniform(0.5, 3.0) * self._ttl_s)
+        last(self._dice.uniform(0.5, 3.0) * self._ttl_s)
         self.pool.valkey.start()
         return True
 
@@ -192,7 +192,7 @@ class Faults:
 
     def _postgres(self) -> bool:
         self.pool.postgres.stop()
-        _sleep(self._dice.uniform(0.0, 3.0))
+        last(self._dice.uniform(0.0, 3.0))
         self.pool.postgres.start()
         return True
 
@@ -220,7 +220,7 @@ class Faults:
         assert network is not None
         network.cut(name)
         try:
-            _sleep(seconds)
+            last(seconds)
         finally:
             network.heal(name)
 
@@ -237,7 +237,7 @@ class Faults:
         assert network is not None
         network.block(service, name)
         try:
-            _sleep(seconds)
+            last(seconds)
         finally:
             network.unblock(service, name)
 
@@ -270,8 +270,3 @@ def _kill(process: psutil.Process | None) -> bool:
     except psutil.NoSuchProcess:
         return False
     return True
-
-
-def _sleep(seconds: float) -> None:
-    """A fault lasts so long: that is the fault, not a wait for something."""
-    time.sleep(seconds)

@@ -1,8 +1,7 @@
-"""Faults that last for a time, and what a study must look like after whatever happened."""
+"""Faults that last for as long as a block does, and what a study must look like after whatever happened."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,11 +9,6 @@ from hosts.many import ManyHosts
 from optuna.trial import FrozenTrial, TrialState
 
 import vrampool
-
-
-def last(seconds: float) -> None:
-    """Let a fault last: that long is the fault itself, nothing is waited for."""
-    time.sleep(seconds)
 
 
 def all_ran_once(pool: ManyHosts, handle: vrampool.Handle, n_trials: int, *, limit_s: float = 60.0) -> None:

@@ -8,8 +8,9 @@ import psutil
 import pytest
 from hosts.conftest import MakeHosts
 from hosts.host import WORKER
-from hosts.lasting import last, runs_one
+from hosts.lasting import runs_one
 from hosts.many import ManyHosts
+from hosts.time_passes import last
 from optuna.trial import TrialState
 from recovery.processes import lives
 from support.waiting import until

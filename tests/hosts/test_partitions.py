@@ -11,9 +11,10 @@ import optuna
 import pytest
 from hosts.conftest import MakeHosts
 from hosts.host import COORDINATOR, WORKER
-from hosts.lasting import blocked, cut_off, last, refused, runs_one
+from hosts.lasting import blocked, cut_off, refused, runs_one
 from hosts.many import ManyHosts
 from hosts.network import DATABASE, HUB
+from hosts.time_passes import last
 from optuna.trial import TrialState
 from recovery.processes import frozen
 from support.waiting import until

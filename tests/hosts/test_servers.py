@@ -14,8 +14,9 @@ from pathlib import Path
 import optuna
 import pytest
 from hosts.conftest import MakeHosts
-from hosts.lasting import all_ran_once, last
+from hosts.lasting import all_ran_once
 from hosts.many import OBJECTIVES, ManyHosts
+from hosts.time_passes import last
 from optuna.trial import TrialState
 from support.waiting import until
 
