@@ -42,10 +42,9 @@ def draw(found: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
     by_size = found.get("study size", [])
     for sampler in dict.fromkeys(item["size"]["sampler"] for item in by_size):
-        points = sorted(
-            tuple(point) for item in by_size if item["size"]["sampler"] == sampler for point in item["cost_by_size"]
-        )
-        left.plot(*zip(*points, strict=True), marker=".", label=f"{sampler} sampler")
+        runs = [item for item in by_size if item["size"]["sampler"] == sampler]
+        points = sorted((item["size"]["past"] + item["ended"], item["cpu_per_trial_s"] * 1000) for item in runs)
+        left.plot(*zip(*points, strict=True), marker="o", label=f"{sampler} sampler")
     left.set(xlabel="trials in the study", ylabel="coordinator's CPU, ms per trial", title="30 devices")
     _show(left)
     by_devices = found.get("devices", [])
@@ -59,9 +58,7 @@ def draw(found: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
     right.plot(wanted, wanted, color="0.7", linestyle="--", label="all devices busy")
     right.plot(wanted, [item["ran_per_s"] for item in by_load], marker="o", label="simulated")
     right.set(xlabel="trials/s that the devices could run", ylabel="trials/s that they ran", title="30 devices")
-    right.set(xscale="log", yscale="log")
-    right.legend(fontsize=8)
-    right.grid(alpha=0.3)
+    _show(right)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
