@@ -116,7 +116,8 @@ class PostgresServer:
         """Open a connection of the administrator's."""
         import psycopg
 
-        return psycopg.connect(f"host={self.folder} port={self._port} user=postgres dbname={database}", autocommit=autocommit)
+        where = f"host={self.folder} port={self._port} user=postgres dbname={database}"
+        return psycopg.connect(where, autocommit=autocommit)
 
     def execute(self, database: str, statement: str) -> list[Any]:
         """Run one statement as the administrator; return its rows."""
