@@ -98,7 +98,7 @@ def test_the_command_prints_a_table_and_writes_what_was_seen(tmp_path, capsys):
 
 
 def test_curves_are_drawn_from_what_was_written_by_several_runs(tmp_path):
-    size = {"devices": 3, "slots": 1, "lasts_s": 1.0, "sampler": "random"}
+    size = {"devices": 3, "slots": 1, "lasts_s": 1.0, "sampler": "random", "past": 0}
     seen = {
         "size": size,
         "cost_by_size": [[10, 20.0], [20, 21.0]],
