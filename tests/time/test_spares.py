@@ -62,6 +62,7 @@ class Shelf:
             while owed >= 1:
                 owed -= 1
                 ready += self.shelf.take().ready
+                self.shelf.begun()
         return int(ready)
 
 
@@ -125,6 +126,24 @@ def test_on_two_cores_they_are_made_one_after_another(clock):
         shelf.pass_time(0.5, takes_per_s=2.0)
         most = max(most, sum(not child.ready for child in shelf.shelf._waiting))
     assert most == 1
+
+
+def test_none_is_made_while_a_trial_is_handed_over(clock):
+    """A new interpreter would take the processor from it; but a trial that never begins holds up nothing."""
+    shelf = Shelf()
+    clock.append(shelf)
+    shelf.pass_time(10)
+    made = len(shelf.made)
+    shelf.shelf.take()
+    shelf.pass_time(0.2)
+    assert len(shelf.made) == made
+    shelf.shelf.begun()
+    shelf.pass_time(0.05)
+    assert len(shelf.made) == made + 1
+    shelf.pass_time(10)
+    shelf.shelf.take()
+    shelf.pass_time(0.4)
+    assert len(shelf.made) == made + 2
 
 
 def test_none_wait_where_none_are_wanted(clock):

@@ -184,6 +184,7 @@ class Runner:
     def _started(self, attempt: Attempt, data: Mapping[str, Any]) -> None:
         self._loop.ledger.confirm_started(attempt.lease_id)
         attempt.started_at_s = time.monotonic()
+        self._loop.spares.begun()
         attempt.cap_bytes, attempt.cap_source = data.get("cap_bytes"), str(data.get("cap_source", ""))
         limit_s = attempt.spec.trial_timeout_s if attempt.spec is not None else None
         if limit_s is not None:

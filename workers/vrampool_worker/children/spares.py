@@ -30,6 +30,9 @@ _MORE = 1.25
 _MOST = 16
 #: Children started at once leave most cores to the trials that run.
 _CORES_PER_START = 4
+#: A child that was just handed its trial has the processor to itself until it says that the trial has begun, or for so
+#: long: a new interpreter beside it would double the time of its start.
+_HANDOVER_S = 0.25
 #: Trials come in bursts: so long more may wait than are wanted before one after another is let go.
 _SURPLUS_S = 30.0
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -73,6 +76,7 @@ class SpareShelf:
         self._seen: set[Child] = set()
         self._early: list[Child] = []  #: taken before they were ready
         self._surplus_since_s: float | None = None
+        self._hold_until_s = 0.0
 
     @property
     def waiting(self) -> int:
@@ -95,9 +99,11 @@ class SpareShelf:
 
     def take(self) -> Child:
         """Return a child for a trial: one that is ready, else one that is on its way, else a new one."""
-        self._takes.append(time.monotonic())
+        now_s = time.monotonic()
+        self._takes.append(now_s)
         for child in self._waiting:
             if child.ready:
+                self._hold_until_s = now_s + _HANDOVER_S
                 self._look_at(child)
                 self._waiting.remove(child)
                 self._failures = 0
@@ -108,12 +114,16 @@ class SpareShelf:
             self._early.append(self._start())
         return self._early[-1]
 
+    def begun(self) -> None:
+        """A trial has begun: what was taken needs the processor no more than others."""
+        self._hold_until_s = 0.0
+
     def fill(self, now_s: float) -> None:
         """Start what is missing, few at a time: imports of many would slow the trials that run.
 
         What waits beyond that for long is let go: the host's memory is the trials'.
         """
-        if now_s < self._paused_until_s:
+        if now_s < self._paused_until_s or now_s < self._hold_until_s:
             return
         for child in self._waiting:
             if child.ready:
