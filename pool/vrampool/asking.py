@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import socket
 import time
@@ -67,6 +68,9 @@ def build_spec(
     if asked["gpus"] != 1:
         raise OutOfScopeError(f"gpus={asked['gpus']}: one trial uses one device here; spread work over trials instead")
     _check_counts(asked)
+    _check_environment({str(name): str(value) for name, value in (asked["env"] or {}).items()})
+    if asked["study_name"] == "":
+        raise InputError("the study's name is empty: give one, or leave it out for a generated one")
     catch = asked["catch"]
     vram = _read_vram(asked["vram"], settings)
     workdir = None if asked["workdir"] is None else str(Path(asked["workdir"]).expanduser().resolve())
@@ -124,11 +128,23 @@ def _read_vram(given: Any, settings: Settings) -> Any:
     return {"function": function if body is None else function | {"body": base64.b64encode(body).decode()}}
 
 
+#: More trials than that were a slip: no study of Optuna's holds them.
+_MOST = 10**9
+_PRIORITIES = 10**6
+
+
+def _check_environment(variables: Mapping[str, str]) -> None:
+    for name, value in variables.items():
+        if not name or "=" in name or "\0" in f"{name}{value}" or not name.isprintable():
+            raise InputError(f"env names a variable {name!r}, which no environment can hold")
+
+
 def _check_counts(asked: Mapping[str, Any]) -> None:
     if asked["n_trials"] is not None and asked["total"] is not None:
         raise InputError("give n_trials (how many to add) or total (how many in all), not both")
-    if isinstance(asked["priority"], bool) or not isinstance(asked["priority"], int):
-        raise InputError(f"priority must be a whole number, higher ones first, not {asked['priority']!r}")
+    priority = asked["priority"]
+    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > _PRIORITIES:
+        raise InputError(f"priority must be a whole number up to {_PRIORITIES}, higher ones first, not {priority!r}")
     for name in ("n_trials", "total", "max_concurrent_trials", "max_trials_per_device"):
         value = asked[name]
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
@@ -136,9 +152,14 @@ def _check_counts(asked: Mapping[str, Any]) -> None:
         # Optuna allows n_trials=0 and runs nothing; a pool would wait for nothing, so it is refused as a slip.
         if value is not None and value < 1:
             raise InputError(f"{name} must be at least 1, not {value}")
+        if value is not None and value > _MOST:
+            raise InputError(f"{name} must be at most {_MOST}, not {value}; a study with a timeout needs no number")
+    retries = asked["max_infra_retries"]
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise InputError(f"max_infra_retries must be a whole number, 0 or more, not {retries!r}")
     for name in ("timeout", "trial_timeout_s"):
         value = asked[name]
-        if value is not None and (not isinstance(value, (int, float)) or value <= 0):
+        if value is not None and (not isinstance(value, (int, float)) or not 0 < value < math.inf):
             raise InputError(f"{name} must be a number of seconds above 0, not {value!r}")
     if asked["oom"] not in ("auto", "user"):
         raise InputError(f"oom must be 'auto' or 'user', not {asked['oom']!r}")
@@ -164,7 +185,7 @@ def _read_points(points: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], .
         if not isinstance(point, Mapping):
             raise InputError(f"a starting point must be a dict of parameters, not {point!r}")
         try:
-            found.append(json.loads(json.dumps(dict(point), default=_plain)))
+            found.append(json.loads(json.dumps(dict(point), default=_plain, allow_nan=False)))
         except (TypeError, ValueError) as error:
             raise InputError(f"starting point {dict(point)!r} cannot be stored: {error}") from None
     return tuple(found)

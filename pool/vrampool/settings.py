@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import getpass
+import math
 import os
 import tempfile
 import tomllib
@@ -22,6 +23,8 @@ from vrampool.units import parse_budget, parse_bytes
 
 PREFIX = "VRAMPOOL_"
 FILE_NAME = "vrampool.toml"
+#: Each is a process that may hold hundreds of MiB.
+MOST_SPARES = 64
 
 
 @dataclass(frozen=True)
@@ -179,9 +182,11 @@ def _read_file(file: Path | None, env: Mapping[str, str], known: set[str]) -> di
         content = tomllib.loads(path.read_text())
     except OSError as error:
         raise SettingsError(f"cannot read the settings file {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"the settings file {path} is not TOML: {error}") from None
     content = content.get("vrampool", content)
+    if not isinstance(content, dict):
+        raise SettingsError(f"'vrampool' in the settings file {path} must be a table: [vrampool]")
     unknown = sorted(set(content) - known)
     if unknown:
         raise SettingsError(f"unknown key {unknown[0]!r} in {path}; known: {', '.join(sorted(known))}")
@@ -217,13 +222,15 @@ def _convert(item: dataclasses.Field[Any], value: Any, source: str) -> Any:
         if "int" in kind:
             if isinstance(value, bool):
                 raise ValueError
+            if isinstance(value, float) and not value.is_integer():
+                raise ValueError
             return int(value)
         if "float" in kind:
             return float(value)
         if "Path" in kind:
             return Path(value).expanduser().absolute()
         return str(value)
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError, OverflowError):
         raise SettingsError(f"{source} has the value {value!r}, which is not {kind.replace(' | None', '')}") from None
 
 
@@ -238,11 +245,13 @@ def _check(settings: Settings) -> None:
     if not settings.pool or not all(char.isalnum() or char in "-_." for char in settings.pool):
         raise SettingsError(f"pool name {settings.pool!r} may hold letters, digits, '-', '_' and '.' only")
     for name in ("lease_ttl_s", "sample_s", "nvml_timeout_s", "give_back_s"):
-        if getattr(settings, name) <= 0:
-            raise SettingsError(f"{name} must be more than 0, not {getattr(settings, name)}")
-    for name in ("grace_s", "stop_ask_s", "age_limit_s", "idle_exit_s", "spares"):
-        if getattr(settings, name) < 0:
-            raise SettingsError(f"{name} must not be negative, not {getattr(settings, name)}")
+        if not 0 < getattr(settings, name) < math.inf:
+            raise SettingsError(f"{name} must be a number above 0, not {getattr(settings, name)}")
+    for name in ("grace_s", "stop_ask_s", "age_limit_s", "idle_exit_s", "spares", "log_bytes"):
+        if not 0 <= getattr(settings, name) < math.inf:
+            raise SettingsError(f"{name} must be a number, 0 or more, not {getattr(settings, name)}")
+    if settings.spares > MOST_SPARES:
+        raise SettingsError(f"spares must be at most {MOST_SPARES}, not {settings.spares}")
     if settings.max_trials is not None and settings.max_trials < 1:
         raise SettingsError(f"max_trials must be at least 1, not {settings.max_trials}")
     _check_sizes(settings)

@@ -149,6 +149,13 @@ def test_settings_that_cannot_be_read_say_where_they_come_from(refused, tmp_path
     refused("'budgets'", "vrampool.toml", arguments=(OBJECTIVE, "--trials", "1"))
     Path("vrampool.toml").write_text("budget = ")
     refused("vrampool.toml", "not TOML", arguments=(OBJECTIVE, "--trials", "1"))
+    Path("vrampool.toml").write_bytes(b"budget = '\xff\xfe'")
+    refused("vrampool.toml", "not TOML", arguments=(OBJECTIVE, "--trials", "1"))
+    for text in ("lease_ttl_s = nan", "grace_s = inf", "spares = 99999999", "max_trials = 1.9", "log_bytes = -1"):
+        Path("vrampool.toml").write_text(text)
+        refused(text.partition(" ")[0], arguments=(OBJECTIVE, "--trials", "1"))
+    Path("vrampool.toml").write_text("vrampool = 5")
+    refused("must be a table", arguments=(OBJECTIVE, "--trials", "1"))
     Path("vrampool.toml").unlink()
     monkeypatch.setenv("VRAMPOOL_SPARES", "few")
     refused("VRAMPOOL_SPARES", "'few'", arguments=(OBJECTIVE, "--trials", "1"))
@@ -200,6 +207,13 @@ def test_the_same_from_a_notebook(pool: LivePool):
         (InputError, {"direction": ["minimize", "minimize"]}),
         (InputError, {"direction": "minimize", "directions": ["minimize"]}),
         (InputError, {"timeout": -1}),
+        (InputError, {"trial_timeout_s": float("nan")}),
+        (InputError, {"n_trials": 10**23}),
+        (InputError, {"priority": 10**26}),
+        (InputError, {"max_infra_retries": -1}),
+        (InputError, {"study_name": ""}),
+        (InputError, {"env": {"A\nB": "1"}}),
+        (InputError, {"points": [{"x": float("nan")}]}),
         (InputError, {"oom": "never"}),
         (InputError, {"sampler": "nonsense"}),
         (InputError, {"pruner": object()}),

@@ -80,6 +80,21 @@ def test_a_total_is_filled_up_by_whoever_comes(stepped: Stepped) -> None:
         assert Counter(trial.state for trial in counted) == {COMPLETE: 9, TrialState.FAIL: 3}
 
 
+def test_a_total_leaves_others_what_they_owe_and_makes_what_they_leave(stepped: Stepped) -> None:
+    with stepped(slots=4) as pool:
+        adding = pool.submit(draw, 6, study_name="owed")
+        filling = pool.submit(draw, total=8, study_name="owed")
+        pool.drive(adding, filling, lasts=lasts_long)
+        assert (len(adding.trials), len(filling.trials)) == (6, 2)
+        stopped = pool.submit(draw, 6, study_name="left")
+        pool.turn(lasts_long)
+        filling = pool.submit(draw, total=8, study_name="left")
+        pool.turn(lasts_long)
+        stopped.stop()
+        pool.drive(stopped, filling, lasts=lasts_long)
+        assert len(stopped.trials) < 6 and len(filling.trials) == 8 - len(stopped.trials)
+
+
 def test_trials_that_a_user_enqueued_are_taken_first_and_count(stepped: Stepped) -> None:
     with stepped(workers=4) as pool:
         study = optuna.create_study(study_name="e", storage=pool.pool.storage)

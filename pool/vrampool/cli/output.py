@@ -134,16 +134,14 @@ def print_summary(found: dict[str, Any]) -> None:
     console.print(trial_table(found["trials"]))
     counts = ", ".join(f"{count} {state.lower()}" for state, count in sorted(found["counts"].items()))
     why = f" ({found['reason']})" if found["reason"] else ""
-    console.print(
-        f"[bold]{found['study']}[/bold]: {found['state']}{why}; {counts or 'no trial'} in {found['wall_s']:.1f} s"
-    )
+    told = f": {found['state']}{why}; {counts or 'no trial'} in {found['wall_s']:.1f} s"
+    console.print(Text.assemble((found["study"], "bold"), told))  # a name may look like markup
     if found["best_value"] is not None and found["best_params"] is not None:
         if isinstance(found["best_params"], list):
             _print_front(console, found["best_value"], found["best_params"])
         else:
-            console.print(
-                f"best value [bold green]{found['best_value']:.6g}[/bold green] with {_named(found['best_params'])}"
-            )
+            best = (f"{found['best_value']:.6g}", "bold green")
+            console.print(Text.assemble("best value ", best, f" with {_named(found['best_params'])}"))
     print_failures(console, found)
 
 

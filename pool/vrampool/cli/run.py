@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import click
@@ -93,13 +94,23 @@ def _read_vram(text: str) -> Any:
     if ".." in text and ":" not in text:
         least, _, most = text.partition("..")
         return least.strip() or None, most.strip() or None
-    return int(text) if text.isdigit() else text
+    return int(text) if text.isascii() and text.isdigit() else text
 
 
 def _make_pool(settings: Any) -> Any:
     from vrampool.pool import Pool
 
     return Pool(**{name: getattr(settings, name) for name in type(settings).__dataclass_fields__})
+
+
+def _gone_file(url: str | None) -> str:
+    """Say that the study's file is gone: on Linux a program goes on with a file that was deleted under it."""
+    from sqlalchemy import make_url
+
+    path = make_url(url).database if url and url.startswith("sqlite:") else None
+    if not path or Path(path).exists():
+        return ""
+    return f"the study's file {path} was deleted while the study ran: what is printed here is kept nowhere else"
 
 
 @click.command()
@@ -142,6 +153,9 @@ def run(as_json: bool, **given: Any) -> int:
     if ended_by_user:
         print(f"interrupted; the same command with --study {found['study']} goes on", file=sys.stderr)
         return 130
+    if lost := _gone_file(pool.settings.storage):
+        print(f"error: {lost}", file=sys.stderr)
+        return 1
     failed = found["state"] == "failed" or not found["counts"].get("COMPLETE")
     if failed and not as_json:
         print(

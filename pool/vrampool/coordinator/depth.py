@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from vrampool.queueing import WorkerRecord
+from vrampool.storage import SubmissionState
+
+if TYPE_CHECKING:
+    from vrampool.coordinator.tender import Tender
 
 
 @dataclass(frozen=True)
@@ -60,3 +66,17 @@ def wants_another(rooms: Sequence[Room], waiting: Sequence[int | None], smallest
 
 
 _NOTHING = -1
+
+
+def owing(tenders: Sequence[Tender]) -> Sequence[Tender]:
+    """Tell each submission that completes its study to a total what the others will add to it; return them all.
+
+    An open submission of so many trials will make them all; who completes the study makes what is missing beside them.
+    One without a number may end at any time and counts for nothing.
+    """
+    for tender in tenders:
+        if tender.spec.total is not None:
+            others = (other for other in tenders if other.study_id == tender.study_id and other.spec.total is None)
+            owed = [other.to_come() for other in others if other.row.state == SubmissionState.OPEN]
+            tender.owed_by_others = sum(count for count in owed if 0 < count < math.inf)
+    return tenders

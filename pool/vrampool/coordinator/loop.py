@@ -14,7 +14,7 @@ from typing import Any
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.trial import FrozenTrial
 
-from vrampool.coordinator.depth import rooms_of, wants_another
+from vrampool.coordinator.depth import owing, rooms_of, wants_another
 from vrampool.coordinator.earlier import Learning
 from vrampool.coordinator.leading import Lead
 from vrampool.coordinator.patience import Patience
@@ -293,7 +293,7 @@ class Coordinator:
 
     def _fill(self) -> None:
         """Ask for trials while some device could start one now."""
-        tenders = [tender for tender in self._in_order() if tender.may_create()]
+        tenders = [tender for tender in owing(self._in_order()) if tender.may_create()]
         if not tenders:
             self._patience.forget()
             return

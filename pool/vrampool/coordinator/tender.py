@@ -104,6 +104,7 @@ class Tender:
         self._failures = Failures(spec)
         self._points = StartingPoints(catalog, spec)
         self._trials: Sequence[FrozenTrial] = ()
+        self.owed_by_others = 0.0  #: trials that other open submissions will add to the study; see `owing`
 
     def _sampler(self) -> optuna.samplers.BaseSampler:
         """Open the sampler. A study's first one begins as in Optuna; whoever comes later must not repeat its points."""
@@ -250,7 +251,7 @@ class Tender:
             on_all = devices * self.spec.max_trials_per_device
             limit = on_all if limit is None else min(limit, on_all)
         open_now = self.row.state == SubmissionState.OPEN and (limit is None or self.live < limit)
-        return open_now and self.wants_more() and self._can_size()
+        return open_now and self.to_come() > self.owed_by_others and self._can_size()
 
     def _can_size(self) -> bool:
         try:
@@ -261,9 +262,9 @@ class Tender:
 
     def wants_more(self) -> bool:
         """True when more root trials are to come at all, now or later."""
-        return self._to_come() > 0
+        return self.to_come() > 0
 
-    def _to_come(self) -> float:
+    def to_come(self) -> float:
         made = self.counted + self.live
         if self.spec.total is not None:
             return self.spec.total - made - retries.count_of_others(self._trials, self.id)
@@ -275,7 +276,7 @@ class Tender:
         if self.row.state != SubmissionState.OPEN:
             return len(self._open)
         limit = self.spec.max_concurrent_trials
-        more = min(self._to_come(), Demand.MOST if limit is None else limit - self.live)
+        more = min(self.to_come() - self.owed_by_others, Demand.MOST if limit is None else limit - self.live)
         return len(self._open) + max(0, int(more))
 
     def broken(self) -> str | None:

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from vrampool.errors import DeviceConflictError, DeviceLostError, InputError, VrampoolError
+from vrampool.errors import AlreadyRunningError, DeviceLostError, InputError, VrampoolError
 from vrampool.local.embedded import EmbeddedValkey
 from vrampool.local.state import PoolRecord, StateDir
 from vrampool.processes import EMBEDDED, RESTARTED, KeptProcess, keep_secrets, process_start_time
@@ -75,7 +75,7 @@ class Host:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
-            raise DeviceConflictError(
+            raise AlreadyRunningError(
                 f"a pool runs already in {self._state.path}: use it, or end it with `vrampool down`"
             ) from None
         try:

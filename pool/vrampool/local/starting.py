@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 
 from vrampool import errors
-from vrampool.errors import VrampoolError
+from vrampool.errors import AlreadyRunningError, VrampoolError
 from vrampool.local.state import PoolRecord, StateDir
 from vrampool.processes import is_alive
 from vrampool.settings import Settings
@@ -91,9 +91,20 @@ def attach_or_start(settings: Settings, *, owned: bool) -> LocalPool:
     Raises:
         VrampoolError: it did not start; the text says why.
     """
-    found = attach(settings)
-    if found is not None:
-        return found
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while True:
+        found = attach(settings)
+        if found is not None:
+            return found
+        try:
+            return _start(settings, owned=owned)
+        except AlreadyRunningError:  # somebody else starts one at this moment, or one is about to end
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.2)
+
+
+def _start(settings: Settings, *, owned: bool) -> LocalPool:
     state = StateDir(settings)
     state.make()
     state.logs.mkdir(exist_ok=True)
