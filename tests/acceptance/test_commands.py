@@ -63,7 +63,7 @@ def test_run_attaches_to_a_pool_that_runs_and_leaves_it_running(pool: LivePool):
     done = commands.run("run", f"{OBJECTIVES}:draw", "--trials", "2", "--vram", "200MiB", "--state-dir", pool.state_dir)
     assert done.code == 0, done
     assert "2 complete" in done.out and "best value" in done.out
-    assert "2/2 finished" in done.err
+    assert done.err == "", "there is no terminal that could show progress"
     check_invariants(pool)
 
 
