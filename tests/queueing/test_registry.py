@@ -9,7 +9,7 @@ import time
 import pytest
 from support.valkey import count_round_trips, until
 
-from vrampool.queueing import MpsState, Registry, RunningTrial, WorkerRecord
+from vrampool.queueing import Events, MpsState, Registry, RunningTrial, WorkerRecord
 from vrampool.queueing.names import Names
 
 GIB = 1024**3
@@ -50,6 +50,33 @@ def test_a_record_comes_back_as_it_was_written(registry):
     registry.beat(written, 60)
     registry.beat(record("w0"), 60)
     assert registry.workers() == [record("w0"), written]
+
+
+def _runs(*numbers: int) -> tuple[RunningTrial, ...]:
+    return tuple(RunningTrial("digits", number, GIB, GIB, 1.0) for number in numbers)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ({"running": _runs(1, 2)}, {"running": _runs(2)}, True),
+        ({"state": "paused"}, {}, True),
+        ({"slots": 2}, {"slots": 3}, True),
+        ({"free_bytes": 10 * GIB}, {"free_bytes": 20 * GIB}, True),
+        ({"free_bytes": 10 * GIB}, {"free_bytes": 11 * GIB}, False),
+        ({"running": _runs(1)}, {"running": _runs(1, 2)}, False),
+        ({"running": _runs(1)}, {"running": (), "state": "draining"}, False),
+    ],
+)
+def test_more_room_is_told_to_whoever_waits_for_it(registry, connection, pool, before, after, told):
+    """A trial's end is told before its memory is back: a coordinator that looked then would wait for its next look."""
+    registry.beat(record(**before), 60)
+    with Events(connection, pool).subscribe() as listener:
+        registry.beat(record(**after), 60)
+        Events(connection, pool).publish({"kind": "last"})
+        heard = []
+        until(lambda: heard.extend(event["kind"] for event in listener.read()) or "last" in heard, what="the last")
+    assert ("room" in heard) is told
 
 
 def test_a_silent_worker_disappears_by_itself(registry, connection, pool):

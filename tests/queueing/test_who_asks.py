@@ -35,8 +35,9 @@ def test_a_worker_asks_when_there_may_be_something_to_take(heard, kind):
     assert heard({"kind": kind}) == 1
 
 
-def test_a_worker_does_not_ask_because_a_trial_ended_elsewhere(heard):
+def test_a_worker_does_not_ask_because_a_trial_ended_or_left_room_elsewhere(heard):
     assert heard({"kind": "told"}) == 0
+    assert heard({"kind": "room"}) == 0
     assert heard() == 0
 
 

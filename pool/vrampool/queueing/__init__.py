@@ -16,10 +16,11 @@ from vrampool.queueing.leadership import Leadership
 from vrampool.queueing.liveness import Liveness
 from vrampool.queueing.outputs import Outputs, Piece
 from vrampool.queueing.overheads import Overheads
-from vrampool.queueing.registry import MpsState, Registry, RunningTrial, WorkerRecord
+from vrampool.queueing.registry import ROOM, MpsState, Registry, RunningTrial, WorkerRecord
 from vrampool.queueing.taking import Answer, Earmark, Offer, Taken, ask, discard, open_taken, put_back, take
 
 __all__ = [
+    "ROOM",
     "Answer",
     "Demand",
     "Earmark",

@@ -10,11 +10,16 @@ from typing import Any, Self
 import redis
 
 from vrampool.queueing.connection import talks_to_redis
+from vrampool.queueing.events import hint
 from vrampool.queueing.names import Names
 from vrampool.queueing.scripts import Word, run_script
 
 #: A device that was there within so long counts when the largest one is asked for.
 BUDGET_KEPT_S = 24 * 3600
+#: The event that tells of more room on a device. It is for the coordinator; workers have no use for it.
+ROOM = "room"
+#: So much of a budget comes and goes with other programs.
+_WAVER = 0.02
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,15 @@ def _place(record: WorkerRecord) -> str:
     return f"{record.device_id}@{record.host}"
 
 
+def _has_more_room(record: WorkerRecord, before: WorkerRecord | None) -> bool:
+    """True when a trial may start now that could not before; figures that only waver say nothing."""
+    if record.state != "ready":
+        return False
+    if before is None or before.state != "ready" or len(record.running) < len(before.running):
+        return True
+    return record.slots > before.slots or record.open_bytes - before.open_bytes > record.budget_bytes * _WAVER
+
+
 class Registry:
     """The records of a pool's workers. Each ends by itself when its worker falls silent."""
 
@@ -141,17 +155,24 @@ class Registry:
         self._connection = connection
         self._names = Names(pool)
         self._read: dict[bytes, WorkerRecord] = {}  #: as read last, by what was written
+        self._told: WorkerRecord | None = None  #: as written last
 
     @talks_to_redis
     def beat(self, record: WorkerRecord, ttl_s: float) -> None:
-        """Write a worker's record; it ends after `ttl_s` without another. Round trips: 1."""
+        """Write a worker's record; it ends after `ttl_s` without another. Round trips: 1.
+
+        Whoever waits for room is told when there is more of it than was written last. That a trial has ended is told
+        earlier, before its memory is back, and says nothing of room.
+        """
         names = self._names
         keys = [names.worker_prefix + record.name, names.workers, names.budgets, names.budgets_seen]
         body = json.dumps(record.to_json(), separators=(",", ":"))
         ttl_ms = int(ttl_s * 1000)
         largest_bytes = record.budget_bytes if record.grantable_bytes is None else record.grantable_bytes
+        more = hint(ROOM) if _has_more_room(record, self._told) else ""
         args: list[Word] = [record.name, body, ttl_ms, _place(record), largest_bytes, BUDGET_KEPT_S * 1000]
-        run_script(self._connection, "beat", keys, args)
+        run_script(self._connection, "beat", keys, [*args, names.events, more])
+        self._told = record
 
     @talks_to_redis
     def remove(self, name: str) -> None:
