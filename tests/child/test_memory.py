@@ -68,14 +68,16 @@ def test_a_cap_can_be_moved_while_the_trial_runs(driver: ChildDriver) -> None:
 
 def test_a_cap_that_may_grow_can_be_raised_up_to_its_ceiling(driver: ChildDriver) -> None:
     """The kernel goes by the soft limit; what the trial may ever have is the hard one."""
+    gate = driver.folder / "gate"
     story = driver.start(
         driver.spawn(),
-        "import time\ndef objective(trial):\n    held = []\n    try:\n"
+        "import os, time\ndef objective(trial):\n    held = []\n    try:\n"
         "        while True: held.append(bytearray(16 * 2**20))\n    except MemoryError:\n        before = len(held)\n"
         "    print('full', flush=True)\n    end = time.monotonic() + 20\n"
         "    while time.monotonic() < end:\n        try:\n            held.append(bytearray(16 * 2**20))\n"
-        "            return float(len(held) > before)\n        except MemoryError:\n            time.sleep(0.01)\n"
-        "    return 0.0\n",
+        "            break\n        except MemoryError:\n            time.sleep(0.01)\n"
+        f"    while not os.path.exists({str(gate)!r}) and time.monotonic() < end: time.sleep(0.01)\n"
+        "    return float(len(held) > before)\n",
         cap_bytes=100 * MIB,
         ceiling_bytes=300 * MIB,
     )
@@ -85,6 +87,7 @@ def test_a_cap_that_may_grow_can_be_raised_up_to_its_ceiling(driver: ChildDriver
         story.child.recap(asked)
         driver.until(lambda before=before: story.kinds.count("recapped") > before)
         assert [event for event in story.events if event.kind is EventKind.RECAPPED][-1].data == recapped(asked, given)
+    gate.touch()
     driver.until(lambda: story.child.gone)
     assert story.outcome.values == [1.0], str(story)
 

@@ -140,7 +140,11 @@ def test_without_redis_a_worker_lives_but_is_not_ready(make_pool, command):
     valkey.suspend()
     try:
         until(lambda: command(pool, "health", "--ready").returncode == 1, what="not ready")
-        until(lambda: "cut off: Redis has not answered" in command(pool, "health").stdout, what="the worker's word")
+        said = [""]
+        try:
+            until(lambda: said.append(command(pool, "health").stdout) or "cut off: Redis has not answered" in said[-1])
+        except AssertionError:
+            pytest.fail(f"the worker's last word was: {said[-1]}")
         assert command(pool, "health").returncode == 0
     finally:
         valkey.resume()
