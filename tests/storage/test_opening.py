@@ -158,6 +158,16 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
         open_storage(f"sqlite:///{tmp_path}/notes.txt", create_schema=True)
 
 
+def test_a_database_of_something_else_is_refused_before_anything_is_written(url: str) -> None:
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE studies (a INTEGER)"))
+    with pytest.raises(StudyError, match="has a table 'studies' that is not Optuna's: name another"):
+        open_storage(url, create_schema=True)
+    assert sa.inspect(engine).get_table_names() == ["studies"]
+    engine.dispose()
+
+
 def test_a_server_that_is_not_there_is_named_without_the_password() -> None:
     pytest.importorskip("psycopg")
     with pytest.raises(UnreachableError) as caught:

@@ -61,6 +61,7 @@ def _open(address: Address, create_schema: bool, busy_timeout_s: float) -> PoolD
         raise SchemaError(f"{address.shown} is not set up yet: start a coordinator first (`vrampool coordinator`)")
     with schema.creation_lock(address, engine):
         if _version(address, engine) is None:
+            _refuse_foreign(address, engine)
             if address.is_sqlite:
                 schema.use_wal(engine, patience_s=busy_timeout_s)
             database = _database(address, busy_timeout_s, create=True, check=True)
@@ -77,6 +78,17 @@ def _version(address: Address, engine: sa.Engine) -> str | None:
     if version is not None:
         schema.check_version(version, address.shown)
     return version
+
+
+def _refuse_foreign(address: Address, engine: sa.Engine) -> None:
+    """Refuse a database of something else whose tables have the names of Optuna's: the first write to it would fail."""
+    if address.path is not None and not address.path.exists():
+        return  # connecting would create the file
+    with reading():
+        inspector = sa.inspect(engine)
+        for name in ("studies", "trials"):
+            if inspector.has_table(name) and all(item["name"] != "study_id" for item in inspector.get_columns(name)):
+                raise StudyError(f"{address.shown} has a table {name!r} that is not Optuna's: name another database")
 
 
 def _database(address: Address, busy_timeout_s: float, *, create: bool, check: bool) -> PoolDatabase:
