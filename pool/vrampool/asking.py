@@ -144,7 +144,7 @@ def _check_counts(asked: Mapping[str, Any]) -> None:
         raise InputError("give n_trials (how many to add) or total (how many in all), not both")
     priority = asked["priority"]
     if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > _PRIORITIES:
-        raise InputError(f"priority must be a whole number up to {_PRIORITIES}, higher ones first, not {priority!r}")
+        raise InputError(f"priority must be a whole number, higher ones first, up to {_PRIORITIES}, not {priority!r}")
     for name in ("n_trials", "total", "max_concurrent_trials", "max_trials_per_device"):
         value = asked[name]
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):

@@ -171,6 +171,7 @@ def test_the_file_gives_no_role_what_nobody_of_them_uses(deployment: Deployment)
         "scan",
         "hdel",
         "lindex",  # priorities
+        "hsetnx",  # a beat while a trial runs; on a fast machine none lasts that long
         "linsert",
         "srem",
         "zrem",

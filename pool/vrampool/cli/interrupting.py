@@ -23,19 +23,22 @@ def interrupted(pool: Any, handle: Handle, *, quiet: bool) -> None:
     Raises:
         KeyboardInterrupt: the third Ctrl-C.
     """
-    handle.stop("interrupted")
-    running = handle.progress().running
-    trials = "1 trial" if running == 1 else f"{running} trials"
-    if pool.local is None or pool.local.process is None:
-        name = handle.study_name
-        rest = f"; {trials} under way may finish; `vrampool stop {name} --now` ends what runs" if running else ""
-        _say(f"no more trials of {name} start{rest}")
-        return
-    if running:
-        _say(f"no more trials start; waiting for {trials} under way; Ctrl-C again ends them now")
+    own = pool.local is not None and pool.local.process is not None
     try:
+        handle.stop("interrupted")
+        running = handle.progress().running
+        trials = "1 trial" if running == 1 else f"{running} trials"
+        if not own:
+            name = handle.study_name
+            rest = f"; {trials} under way may finish; `vrampool stop {name} --now` ends what runs" if running else ""
+            _say(f"no more trials of {name} start{rest}")
+            return
+        if running:
+            _say(f"no more trials start; waiting for {trials} under way; Ctrl-C again ends them now")
         follow(handle, quiet=quiet)
     except KeyboardInterrupt:
+        if not own:
+            raise
         _say("ending what runs")
         handle.cancel("interrupted")
         follow(handle, quiet=quiet)

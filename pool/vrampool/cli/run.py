@@ -146,6 +146,7 @@ def run(as_json: bool, **given: Any) -> int:
             ended_by_user = True
             interrupted(pool, handle, quiet=as_json)
         found = summary(handle, wall_s=time.monotonic() - started)
+        lost = _gone_file(pool.settings.storage)
     if as_json:
         print(to_json(found))
     else:
@@ -153,7 +154,7 @@ def run(as_json: bool, **given: Any) -> int:
     if ended_by_user:
         print(f"interrupted; the same command with --study {found['study']} goes on", file=sys.stderr)
         return 130
-    if lost := _gone_file(pool.settings.storage):
+    if lost:
         print(f"error: {lost}", file=sys.stderr)
         return 1
     failed = found["state"] == "failed" or not found["counts"].get("COMPLETE")
