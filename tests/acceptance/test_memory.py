@@ -72,7 +72,8 @@ def test_a_child_over_its_lease_is_stopped_and_tried_again_with_more(small_pool:
         assert f"more than its lease of {format_bytes(facts.request_bytes)}" in facts.text
         assert facts.peak_bytes is not None and facts.peak_bytes > facts.lease_bytes
     assert last.state == COMPLETE
-    asked = requests(handle)
+    # Whoever was ended just before all was taken may get the whole device in the end: a lease without a request.
+    asked = [facts_of(trial).request_bytes or facts_of(trial).lease_bytes or 0 for trial in handle.trials]
     assert asked == sorted(set(asked)) and asked[0] == 100 * MIB, "each attempt with more"
     assert handle.progress().counts == {"COMPLETE": 1}
     check_invariants(small_pool)
