@@ -13,7 +13,7 @@ from hosts.many import ManyHosts
 from hosts.network import DATABASE, REDIS
 from hosts.time_passes import last
 from optuna.trial import FrozenTrial
-from recovery.processes import frozen, lives
+from recovery.processes import below, frozen, kill
 
 from vrampool.queueing.names import Names
 from vrampool.storage import mark_of
@@ -90,18 +90,18 @@ class Faults:
         return [worker for host in self.pool.hosts.values() if (worker := host.worker_now()) is not None]
 
     def _keepers(self) -> list[psutil.Process]:
-        return [keeper for worker in self._workers() for keeper in _below(worker)]
+        return [keeper for worker in self._workers() for keeper in below(worker)]
 
     # ---- processes -----------------------------------------------------------------------------------
 
     def _child(self) -> bool:
-        return _kill(self._pick([child for keeper in self._keepers() for child in _below(keeper)]))
+        return kill(self._pick([child for keeper in self._keepers() for child in below(keeper)]))
 
     def _keeper(self) -> bool:
-        return _kill(self._pick(self._keepers()))
+        return kill(self._pick(self._keepers()))
 
     def _worker(self) -> bool:
-        return _kill(self._pick(self._workers()))
+        return kill(self._pick(self._workers()))
 
     def _supervisor(self) -> bool:
         host = self._pick_with(WORKER)
@@ -253,20 +253,3 @@ def start(pool: ManyHosts) -> None:
         if position < 2:
             host.coordinator()
         host.worker()
-
-
-def _below(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return list(process.children())
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _kill(process: psutil.Process | None) -> bool:
-    if process is None or not lives(process):
-        return False
-    try:
-        process.kill()
-    except psutil.NoSuchProcess:
-        return False
-    return True

@@ -21,12 +21,13 @@ from hosts.hub_valkey import HubValkey
 from hosts.network import DATABASE, HUB, REDIS, SUBNET, Network
 from optuna.trial import FrozenTrial, TrialState
 from recovery.execution_log import ExecutionLog
+from recovery.studies import Studies
 from support.postgres import PostgresServer
 from support.tcp_valkey import free_port
 from support.waiting import until
 
 import vrampool
-from vrampool.storage import Catalog, open_storage
+from vrampool.storage import open_storage
 from vrampool.storage.pool_storage import PoolStorage
 
 OBJECTIVES = Path(__file__).parents[1] / "recovery" / "objectives.py"
@@ -45,7 +46,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class ManyHosts:
+class ManyHosts(Studies):
     """One pool on several hosts.
 
     Args:
@@ -55,6 +56,8 @@ class ManyHosts:
         max_connections: Of PostgreSQL.
         settings: Fields of `Settings` that differ from `SETTINGS`.
     """
+
+    limit_s = LIMIT_S
 
     def __init__(
         self,
@@ -165,36 +168,6 @@ class ManyHosts:
 
     def open_gate(self) -> None:
         self.gate.touch()
-
-    @property
-    def catalog(self) -> Catalog:
-        return Catalog(self.storage)
-
-    def trials(self, handle: vrampool.Handle) -> list[FrozenTrial]:
-        study_id = self.storage.get_study_id_from_name(handle.study_name)
-        return list(self.storage.get_all_trials(study_id, deepcopy=False))
-
-    def state(self, handle: vrampool.Handle) -> str:
-        row = self.catalog.submission(handle.id)
-        assert row is not None
-        return str(row.state)
-
-    def await_end(self, handle: vrampool.Handle, *, limit_s: float = LIMIT_S) -> list[FrozenTrial]:
-        """Wait until a submission is over, by the storage alone; return its trials."""
-
-        def over() -> bool:
-            row = self.catalog.submission(handle.id)
-            return row is not None and row.state.final
-
-        until(over, what=f"the end of {handle.study_name}", timeout_s=limit_s)
-        return self.trials(handle)
-
-    def await_note(self, word: str, number: int, *, limit_s: float = LIMIT_S) -> int:
-        """Wait until a trial has written a word into the log; return its pid."""
-        until(lambda: self.log.times(word)[number], what=f"{word!r} of trial {number}", timeout_s=limit_s)
-        pid = self.log.pid(number)
-        assert pid is not None
-        return pid
 
     def host_of(self, trial: FrozenTrial) -> str:
         """Return the name of the host that claimed a trial."""

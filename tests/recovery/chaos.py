@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -16,11 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
 from optuna.trial import FrozenTrial, TrialState
 from recovery.hardy import OBJECTIVES, HardyPool
 from recovery.invariants import faults_of
-from recovery.processes import LIMIT_S, frozen, lives
+from recovery.processes import LIMIT_S, below, frozen, kill
 from support.waiting import until
 
 import vrampool
@@ -139,10 +137,10 @@ class Chaos:
 
     def _child(self) -> None:
         """A trial's own process, or a spare's."""
-        _kill(self._pick([process for keeper in self.pool.processes.keepers() for process in _below(keeper)]))
+        kill(self._pick([process for keeper in self.pool.processes.keepers() for process in below(keeper)]))
 
     def _keeper(self) -> None:
-        _kill(self._pick(self.pool.processes.keepers()))
+        kill(self._pick(self.pool.processes.keepers()))
 
     def _worker(self) -> None:
         self.pool.processes.kill("worker")
@@ -197,18 +195,3 @@ class Chaos:
 
     def _pick(self, among: Sequence[object]):  # type: ignore[no-untyped-def]
         return self._dice.choice(list(among)) if among else None
-
-
-def _below(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return list(process.children())
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _kill(process: psutil.Process | None) -> None:
-    if process is not None and lives(process):
-        try:
-            process.send_signal(signal.SIGKILL)
-        except psutil.NoSuchProcess:
-            pass

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 from recovery.execution_log import ExecutionLog
 from recovery.processes import Processes, frozen
+from recovery.studies import Studies
 from support.pools import variables
 from support.waiting import until
 
 import vrampool
 from vrampool.queueing import Registry, WaitingJob
-from vrampool.storage import Catalog, open_storage
+from vrampool.storage import open_storage
 from vrampool.storage.pool_storage import PoolStorage
 
 OBJECTIVES = Path(__file__).with_name("objectives.py")
@@ -37,7 +38,7 @@ SETTINGS: dict[str, Any] = {
 LIMIT_S = 60.0
 
 
-class HardyPool:
+class HardyPool(Studies):
     """One pool in a folder of its own.
 
     Args:
@@ -183,40 +184,9 @@ class HardyPool:
         return self._storage
 
     @property
-    def catalog(self) -> Catalog:
-        return Catalog(self.storage)
-
-    @property
     def database(self) -> Path:
         """The SQLite file of the study storage."""
         return self.state_dir / "study.db"
-
-    def trials(self, handle: vrampool.Handle) -> list[FrozenTrial]:
-        """All trials of a submission's study."""
-        study_id = self.storage.get_study_id_from_name(handle.study_name)
-        return list(self.storage.get_all_trials(study_id, deepcopy=False))
-
-    def state(self, handle: vrampool.Handle) -> str:
-        row = self.catalog.submission(handle.id)
-        assert row is not None
-        return str(row.state)
-
-    def await_end(self, handle: vrampool.Handle, *, limit_s: float = LIMIT_S) -> list[FrozenTrial]:
-        """Wait until a submission is over, by the storage alone; return its trials."""
-
-        def over() -> bool:
-            row = self.catalog.submission(handle.id)
-            return row is not None and row.state.final
-
-        until(over, what=f"the end of {handle.study_name}", timeout_s=limit_s)
-        return self.trials(handle)
-
-    def await_note(self, word: str, number: int) -> int:
-        """Wait until a trial has written a word into the log; return its pid."""
-        until(lambda: self.log.times(word)[number], what=f"{word!r} of trial {number}", timeout_s=LIMIT_S)
-        pid = self.log.pid(number)
-        assert pid is not None
-        return pid
 
     def log_of(self, role: str) -> str:
         """What the processes of a role ("worker", "coordinator", "host") have written since the test began."""

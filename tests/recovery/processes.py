@@ -145,3 +145,22 @@ def _cmdline(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+def below(process: psutil.Process) -> list[psutil.Process]:
+    """Return its children; none when it has gone."""
+    try:
+        return list(process.children())
+    except psutil.NoSuchProcess:
+        return []
+
+
+def kill(process: psutil.Process | None) -> bool:
+    """Kill it; False when there was nobody to kill."""
+    if process is None or not lives(process):
+        return False
+    try:
+        process.kill()
+    except psutil.NoSuchProcess:
+        return False
+    return True
