@@ -63,13 +63,13 @@ class Ballast:
 def card_pool(state: Path, card_bytes: int | None, ballast_bytes: int) -> Iterator[vrampool.Pool]:
     """A pool on GPU 0, which counts as a card of `card_bytes`: the ballast holds the rest; None: the whole card."""
     if card_bytes is None:
-        with vrampool.Pool(state_dir=state, gpu="0", spares=3, max_trials=14, sample_s=0.25) as pool:
+        with vrampool.Pool(state_dir=state, gpu="0", spares=8, max_trials=14, sample_s=0.25) as pool:
             yield pool
         return
     state.mkdir(parents=True)
     with EmbeddedValkey(state / "valkey") as valkey:
         storage = f"sqlite:///{state / 'study.db'}"
-        settings = Settings(redis=valkey.url, storage=storage, state_dir=state, spares=3, max_trials=14, sample_s=0.25)
+        settings = Settings(redis=valkey.url, storage=storage, state_dir=state, spares=8, max_trials=14, sample_s=0.25)
         load_secret(settings, create=True)
         open_storage(storage, create_schema=True).close()
         env = dict(os.environ) | settings.to_env()
