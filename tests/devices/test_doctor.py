@@ -23,10 +23,12 @@ def device(fake_nvml):
 
 def test_a_card_is_named_with_its_budget_and_what_it_does_not_tell(fake_nvml, device):
     fake_nvml.fail(0, NOT_SUPPORTED, "busy")
+    fake_nvml.set_busy(0, 99, sm_percent=17)
     fake_nvml.set_used(0, 3 * GIB)
     name, verdict, text = doctor._device(device, Settings(gpu="0"))
     assert (name, verdict) == ("GPU 0", "ok")
-    assert "24.0 GiB, budget 20.4 GiB" in text and "3.0 GiB in use" in text and "busy" in text
+    assert "24.0 GiB, budget 20.4 GiB" in text and "3.0 GiB in use" in text
+    assert "it does not tell busy;" in text, "its utilisation is what lies between two readings, so two are taken"
 
 
 def test_a_driver_that_hangs_does_not_hang_the_doctor(fake_nvml, device):

@@ -15,7 +15,7 @@ from vrampool.settings import Settings
 from vrampool.units import format_bytes, parse_budget
 from vrampool_worker.children.child import Child, spawn
 from vrampool_worker.children.events import Event, EventKind
-from vrampool_worker.devices import Device, device_lock, find_devices
+from vrampool_worker.devices import Device, DeviceReading, device_lock, find_devices
 from vrampool_worker.devices.deadline import call_within
 from vrampool_worker.environment import child_environment
 from vrampool_worker.lanes import Timers
@@ -23,6 +23,7 @@ from vrampool_worker.reclaim import find
 
 Found = tuple[str, str, str]
 START_LIMIT_S = 30.0
+_BETWEEN_READINGS_S = 0.2
 
 
 def checks(settings: Settings) -> Iterator[Found]:
@@ -45,7 +46,7 @@ def _device(device: Device, settings: Settings) -> Found:
     budget = parse_budget(settings.budget, device.total_bytes)
     text = f"{device.name}, {format_bytes(device.total_bytes)}, budget {format_bytes(budget)}"
     try:
-        reading = call_within(settings.nvml_timeout_s, device.read, name="vrampool-doctor")
+        reading = call_within(settings.nvml_timeout_s, lambda: _second_reading(device), name="vrampool-doctor")
     except (TimeoutError, VrampoolError) as error:
         return device.label, "fail", f"{text}; it cannot be read: {error}. Repair it: nvidia-smi must run"
     if reading.fault:
@@ -59,6 +60,15 @@ def _device(device: Device, settings: Settings) -> Found:
             return device.label, "ok", f"{text}; no worker holds it"
     except DeviceConflictError as error:
         return device.label, "ok", f"{text}; {error}".partition("; stop")[0]
+
+
+def _second_reading(device: Device) -> DeviceReading:
+    """Read a device so that it tells all it can: its utilisation is what lies between two readings."""
+    first = device.read()
+    if not first.unknown:
+        return first
+    time.sleep(_BETWEEN_READINGS_S)
+    return device.read()
 
 
 def _leftovers(settings: Settings) -> Found | None:

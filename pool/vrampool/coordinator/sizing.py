@@ -166,7 +166,7 @@ class Sizing:
             params=params,
             model=self.model,
         )
-        if self._declared.exact_bytes is None and size.request_bytes and 0 < self.largest_bytes <= size.request_bytes:
+        if self._declared.exact_bytes is None and size.request_bytes and self._is_all_of_a_device(size.request_bytes):
             words = f"{size.reason}; that is all a device has, so it runs alone on one"
             return Request(None, words, size.predicted_bytes)
         return size
@@ -181,7 +181,13 @@ class Sizing:
         found = model.smallest_bytes
         if self._declared.least_bytes is not None:
             found = max(found, self._declared.least_bytes)
-        return min(found, self._declared.most_bytes) if self._declared.most_bytes is not None else found
+        if self._declared.most_bytes is not None:
+            found = min(found, self._declared.most_bytes)
+        # As in `request`: what takes a whole device is waited for until one is idle, not until it has more than it has.
+        return None if self._declared.exact_bytes is None and self._is_all_of_a_device(found) else found
+
+    def _is_all_of_a_device(self, request_bytes: int) -> bool:
+        return 0 < self.largest_bytes <= request_bytes
 
     def _fixed_bytes(self) -> int | None:
         # Without a model the margin is taken of all, as ever: it has to cover what the parameters may do.
