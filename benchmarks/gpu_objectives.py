@@ -1,27 +1,42 @@
-"""Four families of models with a few steps each: their memory is what matters, not what they learn."""
+"""Four families of models with a few steps each: their memory is what matters, not what they learn.
+
+With VRAMPOOL_BENCH_TRAIN_S they train for so many seconds; with VRAMPOOL_BENCH_DEVICE=cpu not on a card.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 
 STEPS = 4
+DEVICE = os.environ.get("VRAMPOOL_BENCH_DEVICE", "cuda")
+TRAIN_S = float(os.environ.get("VRAMPOOL_BENCH_TRAIN_S", "0"))
+#: After the first steps a trial that goes on reports so often, as it would at the end of an epoch.
+REPORT_S = 0.2
 
 
 def _train(trial, model, make_batch, loss_of, *, amp=False):
     """Train for a few steps on the device; report each; return the last loss."""
     import torch
 
+    end_s = time.monotonic() + TRAIN_S
+
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loss = torch.zeros(())
-    for step in range(STEPS):
+    step, due_s = 0, 0.0
+    while step < STEPS or time.monotonic() < end_s:
         batch = make_batch()
-        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=amp):
+        with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=amp):
             loss = loss_of(model, batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
-        trial.report(float(loss), step)
-    torch.cuda.synchronize()
+        if step < STEPS or time.monotonic() >= due_s:
+            trial.report(float(loss), step)
+            due_s = time.monotonic() + REPORT_S
+        step += 1
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
     return float(loss)
 
 
@@ -34,11 +49,11 @@ def mlp(trial):
     depth = trial.suggest_int("depth", 2, 12)
     batch = trial.suggest_int("batch", 64, 4096, log=True)
     layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.GELU())]
-    model = nn.Sequential(*layers, nn.Linear(width, 10)).cuda()
+    model = nn.Sequential(*layers, nn.Linear(width, 10)).to(DEVICE)
     return _train(
         trial,
         model,
-        lambda: torch.randn(batch, width, device="cuda"),
+        lambda: torch.randn(batch, width, device=DEVICE),
         lambda net, x: net(x).square().mean(),
     )
 
@@ -55,11 +70,11 @@ def cnn(trial):
     layers: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1)]
     for _ in range(depth):
         layers += [nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
-    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)).cuda()
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)).to(DEVICE)
     return _train(
         trial,
         model,
-        lambda: torch.randn(batch, 3, size, size, device="cuda"),
+        lambda: torch.randn(batch, 3, size, size, device=DEVICE),
         lambda net, x: net(x).square().mean(),
     )
 
@@ -73,11 +88,11 @@ def resnet(trial):
     batch = trial.suggest_int("batch", 8, 192, log=True)
     size = trial.suggest_categorical("size", [96, 128, 192])
     amp = trial.suggest_categorical("amp", [False, True])
-    model = getattr(torchvision.models, kind)(num_classes=100).cuda()
+    model = getattr(torchvision.models, kind)(num_classes=100).to(DEVICE)
     return _train(
         trial,
         model,
-        lambda: torch.randn(batch, 3, size, size, device="cuda"),
+        lambda: torch.randn(batch, 3, size, size, device=DEVICE),
         lambda net, x: net(x).float().square().mean(),
         amp=amp,
     )
@@ -94,11 +109,11 @@ def transformer(trial):
     sequence = trial.suggest_int("sequence", 64, 768, log=True)
     amp = trial.suggest_categorical("amp", [False, True])
     layer = nn.TransformerEncoderLayer(width, 8, 4 * width, batch_first=True)
-    model = nn.Sequential(nn.TransformerEncoder(layer, depth), nn.Linear(width, 32)).cuda()
+    model = nn.Sequential(nn.TransformerEncoder(layer, depth), nn.Linear(width, 32)).to(DEVICE)
     return _train(
         trial,
         model,
-        lambda: torch.randn(batch, sequence, width, device="cuda"),
+        lambda: torch.randn(batch, sequence, width, device=DEVICE),
         lambda net, x: net(x).float().square().mean(),
         amp=amp,
     )
