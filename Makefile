@@ -25,7 +25,7 @@ export TORCH_INDEX ?=
 
 .PHONY: help
 help:  ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 25
 
 # ---- what to run
 
@@ -100,6 +100,18 @@ browser:  ## install the headless Chromium that tests the dashboard's page, wher
 .PHONY: bench-gpu
 bench-gpu: $(VENV)/.dev-installed  ## measure an NVIDIA GPU: memory given back, caps, verdicts, victims
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
+
+.PHONY: bench-sweep
+bench-sweep: $(VENV)/.dev-installed  ## one sweep on an NVIDIA GPU in several ways: by hand, by an oracle, by the pool
+	$(BIN)/python -m benchmarks.sweep $(ARGS)
+
+.PHONY: bench-concurrency
+bench-concurrency: $(VENV)/.dev-installed  ## on an NVIDIA GPU: trials at once as the pool finds it, against fixed numbers
+	$(BIN)/python -m benchmarks.gpu_concurrency $(ARGS)
+
+.PHONY: bench-learning
+bench-learning: $(VENV)/.dev-installed  ## on an NVIDIA GPU: learned requests, what they reserve in vain, what is retried
+	$(BIN)/python -m benchmarks.gpu_learning $(ARGS)
 
 .PHONY: deploy-check
 deploy-check: $(VENV)/.dev-installed $(VENV)/.deploy-installed  ## check all of deploy/; names what it must skip

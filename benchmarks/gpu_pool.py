@@ -24,7 +24,7 @@ import pynvml
 import vrampool
 from vrampool.local.embedded import EmbeddedValkey
 from vrampool.queueing import History
-from vrampool.settings import Settings
+from vrampool.settings import load_settings
 from vrampool.signing import load_secret
 from vrampool.storage import open_storage
 from vrampool.units import GIB, MIB
@@ -54,22 +54,31 @@ class Ballast:
         pynvml.nvmlInit()
         memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0), version=pynvml.nvmlMemory_v2)
         self.used_bytes = int(memory.used)  #: on the device, its context included
+        self.pid = self._process.pid
 
     def close(self) -> None:
         self._process.communicate()
 
 
+#: Settings of a card's pool where none are given.
+_SETTINGS: dict[str, Any] = {"spares": 8, "max_trials": 14, "sample_s": 0.25}
+
+
 @contextmanager
-def card_pool(state: Path, card_bytes: int | None, ballast_bytes: int) -> Iterator[vrampool.Pool]:
-    """A pool on GPU 0, which counts as a card of `card_bytes`: the ballast holds the rest; None: the whole card."""
+def card_pool(state: Path, card_bytes: int | None, ballast_bytes: int, **given: Any) -> Iterator[vrampool.Pool]:
+    """A pool on GPU 0, which counts as a card of `card_bytes`: the ballast holds the rest; None: the whole card.
+
+    Further arguments are settings of the pool.
+    """
+    options = _SETTINGS | given
     if card_bytes is None:
-        with vrampool.Pool(state_dir=state, gpu="0", spares=8, max_trials=14, sample_s=0.25) as pool:
+        with vrampool.Pool(state_dir=state, gpu="0", **options) as pool:
             yield pool
         return
     state.mkdir(parents=True)
     with EmbeddedValkey(state / "valkey") as valkey:
         storage = f"sqlite:///{state / 'study.db'}"
-        settings = Settings(redis=valkey.url, storage=storage, state_dir=state, spares=8, max_trials=14, sample_s=0.25)
+        settings = load_settings({"redis": valkey.url, "storage": storage, "state_dir": state} | options)
         load_secret(settings, create=True)
         open_storage(storage, create_schema=True).close()
         env = dict(os.environ) | settings.to_env()
