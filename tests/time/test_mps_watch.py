@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -67,6 +68,7 @@ class Bench:
     def await_(self, condition: Any) -> None:
         def look() -> Any:
             self.inbox.run()
+            self.timers.run(time.monotonic())
             return condition()
 
         until(look)
@@ -82,6 +84,7 @@ class Bench:
             child=SimpleNamespace(pid=pid),
             sample=MemorySample(cuda_initialized=True),
             stage=Stage.RUNNING,
+            outcome=None,
             mps=False,
             mps_reason="",
             mps_client=None,
@@ -125,6 +128,19 @@ def test_when_one_is_no_client_nothing_more_is_given_to_mps(daemon):
     assert bench.concurrency.busy_bound == BUSY
     following = bench.trial(9)
     assert bench.watch.place(following) == {} and "runs without it" in following.mps_reason
+
+
+def test_one_that_ended_before_the_daemon_was_asked_says_nothing_of_mps(daemon):
+    """Its last sample may be heard when it has left the daemon already."""
+    bench = Bench(daemon)
+    bench.await_(lambda: bench.watch.state == "on")
+    trial = bench.trial(7)
+    bench.watch.place(trial)
+    daemon.found = {8}
+    bench.watch.on_sample(trial)
+    trial.outcome = "value"
+    bench.await_(lambda: not bench.watch._checking)
+    assert trial.mps_client is None and bench.watch.state == "on"
 
 
 def test_while_the_daemon_starts_trials_run_outside(daemon):

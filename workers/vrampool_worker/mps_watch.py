@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("vrampool.worker")
 _LOOK_S = 1.0
+#: The daemon is asked so often whether a trial is its client: one that is about to end leaves it before it is gone.
+_ASKS = 3
+_ASK_AGAIN_S = 0.5
 #: Objectives that run outside and are told by name; the newest.
 _MOST_TOLD = 8
 
@@ -123,21 +126,34 @@ class MpsWatch:
 
     def on_sample(self, attempt: Attempt) -> None:
         """A trial has begun with CUDA: ask the daemon, once, whether it is a client."""
-        pid = attempt.child.pid if attempt.child is not None else None
         checked = attempt.mps_client is not None or attempt.lease_id in self._checking
-        if not attempt.mps or pid is None or checked or not attempt.sample.cuda_initialized or not self._ready:
+        if not attempt.mps or checked or not attempt.sample.cuda_initialized or not self._ready:
             return
         self._checking.add(attempt.lease_id)
-        self._lane.submit(self._daemon.clients, lambda found, error: self._on_clients(attempt, pid, found, error))
+        self._ask(attempt, _ASKS)
 
-    def _on_clients(self, attempt: Attempt, pid: int, found: set[int] | None, error: BaseException | None) -> None:
+    def _ask(self, attempt: Attempt, asks: int) -> None:
+        """Ask the daemon; of so many times this is the first."""
+        pid = attempt.child.pid if attempt.child is not None else None
+        if pid is None or not self._ready or not _computes(attempt):
+            self._checking.discard(attempt.lease_id)
+            return
+        self._lane.submit(self._daemon.clients, lambda found, error: self._on_clients(attempt, pid, asks, found, error))
+
+    def _on_clients(
+        self, attempt: Attempt, pid: int, asks: int, found: set[int] | None, error: BaseException | None
+    ) -> None:
+        if found is not None and pid not in found and asks > 1 and _computes(attempt):
+            self._loop.timers.at(time.monotonic() + _ASK_AGAIN_S, lambda: self._ask(attempt, asks - 1))
+            return
         self._checking.discard(attempt.lease_id)
         if error is not None or found is None:
             _log.warning("whether %s runs under MPS is not known: %s", attempt.label, error)
-            return
-        attempt.mps_client = pid in found
-        if not attempt.mps_client:
+        elif pid in found:
+            attempt.mps_client = True
+        elif _computes(attempt):
             # The driver's limit holds for clients alone: this one is held by torch's cap only.
+            attempt.mps_client = False
             self._give_up(f"{attempt.label} was given to MPS and runs without it (its clients are {sorted(found)})")
 
     # ---- ends ----------------------------------------------------------------------------------------
@@ -175,6 +191,11 @@ class MpsWatch:
         if judgement.shared:
             for attempt in list(self._clients.values()):  # the next thing they do on the card fails
                 self._loop.runner.end(attempt, EndKind.PREEMPTED, judgement.text)
+
+
+def _computes(attempt: Attempt) -> bool:
+    """Say whether a trial is still at work: one that has ended is no client any more."""
+    return attempt.stage is Stage.RUNNING and attempt.outcome is None
 
 
 def _objective(attempt: Attempt) -> str:

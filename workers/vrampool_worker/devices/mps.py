@@ -116,6 +116,14 @@ class MpsDaemon:
         if told.get("started") != 0:
             raise MpsError(f"{PROGRAM} -d failed ({told.get('why') or told.get('started')})")
         self.ask("get_server_list")
+        self._start_server()
+
+    def _start_server(self) -> None:
+        """Start the server ahead: what it holds of the card would else look like something its first client left."""
+        try:
+            self.ask(f"start_server -uid {os.geteuid()}")
+        except MpsError as error:
+            _log.info("the MPS server starts with its first client: %s", error)
 
     def ask(self, order: str) -> list[str]:
         """Give the daemon an order and return the lines of its answer. Blocks: for a lane.
