@@ -2,10 +2,10 @@
 
 `python -m benchmarks.gpu_concurrency --out DIR` (or `make bench-concurrency`) runs trials of one size for some seconds
 with the number found by the pool, and with each fixed number; small trials first, then large ones. All declare what
-they need, so that memory is never the question. Each way has the same time from the first step of its first trial on,
-and enough trials: what is compared is the steps that all of them did together, starts of trials and the search for
-the number included. Lines of JSON go to DIR/concurrency.jsonl as they come. `--dry` runs all of it on the CPU with
-tiny trials.
+they need, so that memory is never the question. Each way has the same time and enough trials: what is compared is the
+steps that all of them did together, starts of trials included. The time of the number found begins with the first step
+of its first trial, so that the search for it counts; that of a fixed number begins when so many trials run. Lines of
+JSON go to DIR/concurrency.jsonl as they come. `--dry` runs all of it on the CPU with tiny trials.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from benchmarks.step_times import (
     first_step_s,
     rate,
     read_traces,
+    since,
     time_until,
 )
 from vrampool.handle import Handle
@@ -48,6 +49,8 @@ TOLERANCE = 0.10
 _LOOK_S = 0.2
 #: The first trial of a way must have done its first step within so long; an ended way must be over.
 _START_S, _END_S = 60.0, 30.0
+#: A fixed number must be reached within so long; else it is measured all the same.
+_FILL_S = 20.0
 #: Until trials are forked from a server, for one trial and for all; and what each of those declares.
 _WARM_S, _WARM_VRAM = 90.0, "1GiB"
 
@@ -165,12 +168,12 @@ class Bench:
             env={"VRAMPOOL_BENCH_DIR": str(folder), "VRAMPOOL_BENCH_STEPS": str(kind.steps)},
         )
         try:
-            began_s = self._await_first_step(handle, folder)
+            began_s = self._await_trials(handle, folder, level or 1)
             reasons = self._watch(pool, handle, began_s, began_s + kind.window_s)
         finally:
             handle.cancel("measured for long enough")
             handle.wait(_END_S)
-        traces = self.traces[kind.name, str(level or FOUND)] = read_traces(folder)
+        traces = self.traces[kind.name, str(level or FOUND)] = since(read_traces(folder), began_s)
         samples = [
             sample
             for device in pool.devices()
@@ -179,7 +182,7 @@ class Bench:
         attempts = [trial.user_attrs.get("vrampool:attempt", {}) for trial in handle.trials]
         return {
             "window_s": kind.window_s,
-            "first_step_s": round(began_s - submitted_s, 2),
+            "began_s": round(began_s - submitted_s, 2),
             **figures(traces, began_s, began_s + kind.window_s),
             **busy(samples),
             "ends": Counter(str(attempt["end"]) for attempt in attempts if "end" in attempt),
@@ -189,14 +192,23 @@ class Bench:
             "mps_notes": [note for device in pool.devices() if device.mps for note in device.mps.notes],
         }
 
-    def _await_first_step(self, handle: Handle, folder: Path) -> float:
+    def _await_trials(self, handle: Handle, folder: Path, count: int) -> float:
+        """Wait until so many trials take steps at once, or for some seconds; return since when they do."""
         end_s = time.monotonic() + _START_S
         while not (traces := read_traces(folder)):
             self._check(handle)
             if time.monotonic() > end_s:
                 raise TimeoutError(f"no trial did a step within {_START_S:g} s")
             time.sleep(_LOOK_S)
-        return first_step_s(traces)
+        began_s = first_step_s(traces)
+        while count > 1 and time.monotonic() < began_s + _FILL_S:
+            self._check(handle)
+            now_s = time.monotonic()
+            # The newest line of a trial that goes on is a moment old.
+            if sum(trace.at_s[-1] > now_s - 1.0 for trace in read_traces(folder)) >= count:
+                return now_s
+            time.sleep(_LOOK_S)
+        return began_s if count == 1 else time.monotonic()
 
     def _watch(self, pool: vrampool.Pool, handle: Handle, began_s: float, end_s: float) -> list[Any]:
         """Wait for the end of the window; return what the device said meanwhile: (seconds, sentence), once each."""

@@ -58,18 +58,19 @@ _DRY_POINTS = {
 
 
 @contextmanager
-def small_pool(out: Path, card_gib: float, *, dry: bool) -> Iterator[vrampool.Pool]:
-    """A pool on a card of that size, or a small one on the CPU."""
+def small_pool(out: Path, given: argparse.Namespace) -> Iterator[vrampool.Pool]:
+    """A pool on a card of the size asked for, or a small one on the CPU."""
     state = out / "state"
-    if dry:
+    if given.dry:
         options: dict[str, Any] = {"gpu": "cpu", "share": True, "budget": "3GiB", "max_trials": 2, "sample_s": 0.25}
         with vrampool.Pool(state_dir=state, **options) as pool:
             yield pool
         return
-    card_bytes = int(card_gib * GIB)
+    card_bytes = int(given.card * GIB)
     ballast = Ballast(card_bytes)
+    settings = {"start_method": "forkserver", "concurrency": given.concurrency}
     try:
-        with card_pool(state, card_bytes, ballast.used_bytes) as pool:
+        with card_pool(state, card_bytes, ballast.used_bytes, **settings) as pool:
             yield pool
     finally:
         ballast.close()
@@ -247,7 +248,7 @@ def measure(out: Path, given: argparse.Namespace) -> list[Row]:
     """Run the families; write what was measured to `out` as it comes."""
     deadline_s = time.monotonic() + given.limit_s
     rows: list[Row] = []
-    with small_pool(out, given.card, dry=given.dry) as pool:
+    with small_pool(out, given) as pool:
         for family in given.families:
             left_s = deadline_s - time.monotonic()
             if left_s < given.train_s:
@@ -273,6 +274,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--trials", type=int, help="root trials of each family (default: 100; 4 with --dry)")
     parser.add_argument("--train-s", type=float, help="seconds that each trial trains (default: 4; 0.5 with --dry)")
     parser.add_argument("--card", type=float, default=16.0, help="GiB of the card that are left free (default: 16)")
+    parser.add_argument(
+        "--concurrency",
+        choices=("auto", "memory"),
+        default="auto",
+        help="memory: as many trials as fit, so that leases shrink more often (default: auto)",
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the random sampler (default: 1)")
     parser.add_argument("--limit-s", type=float, default=420.0, help="seconds for all families (default: 420)")
     parser.add_argument("--dry", action="store_true", help="tiny trials on the CPU: shows only that it runs")

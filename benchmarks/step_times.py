@@ -53,6 +53,19 @@ def first_step_s(traces: Sequence[Trace]) -> float:
     return min(trace.at_s[0] for trace in traces)
 
 
+def since(traces: Sequence[Trace], from_s: float) -> list[Trace]:
+    """Return the traces as if counting had begun at that time; trials that had ended by then are left out."""
+    found = []
+    for trace in traces:
+        before = round(trace.done_by(from_s))
+        pairs = [(at_s, done - before) for at_s, done in zip(trace.at_s, trace.done, strict=True) if at_s > from_s]
+        if trace.at_s[0] <= from_s and pairs:
+            pairs = [(from_s, 0), *pairs]
+        if pairs:
+            found.append(Trace(tuple(at_s for at_s, _ in pairs), tuple(done for _, done in pairs)))
+    return found
+
+
 def done_by(traces: Sequence[Trace], now_s: float) -> float:
     """Return the steps that all trials together had done by then."""
     return sum(trace.done_by(now_s) for trace in traces)

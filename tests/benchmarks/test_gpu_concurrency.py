@@ -37,6 +37,15 @@ def test_the_rate_is_of_all_trials_and_the_pause_between_them_counts():
     assert step_times.time_until(traces, 900) is None
 
 
+def test_counting_may_begin_later():
+    """What ran before is cut off, what begins later stays whole, what had ended is gone."""
+    traces = [steady(0, 4, 100), steady(0, 1, 100), steady(3, 4, 100)]
+    later = step_times.since(traces, 2.0)
+    assert [trace.at_s[0] for trace in later] == [2.0, 3.0]
+    assert [trace.done[-1] for trace in later] == [200, 101]
+    assert step_times.first_step_s(later) == 2.0
+
+
 def test_changes_of_the_number_at_once_leave_out_moments():
     """A trial that ends and is replaced at once is no change."""
     traces = [steady(0, 10, 100), steady(0, 5, 100), steady(5.25, 10, 100), steady(7, 10, 100)]
