@@ -24,7 +24,7 @@ PIECE_BYTES = 128 * MIB
 #: Writes to an address that nobody was given.
 _PTX = b"""
 .version 7.0
-.target sm_70
+.target sm_80
 .address_size 64
 .visible .entry write_nowhere()
 {
