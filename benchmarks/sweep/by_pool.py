@@ -20,7 +20,7 @@ from benchmarks.sweep.plan import BUDGET_SHARE, PLAN_VARIABLE, Plan
 from benchmarks.sweep.summary import Attempt
 from vrampool.errors import VrampoolError
 from vrampool.handle import Handle
-from vrampool.queueing import History
+from vrampool.queueing import History, WorkerRecord
 from vrampool.settings import Settings
 from vrampool.storage import mark_of
 from vrampool.units import GIB
@@ -131,12 +131,18 @@ def _pool(plan: Plan, state: Path, settings: Mapping[str, Any]) -> Iterator[vram
 
 
 def _await_worker(pool: vrampool.Pool) -> None:
+    """Wait until a worker has room, and MPS, where it was asked for, is up or known not to come."""
     end_s = time.monotonic() + _READY_S
-    while not any(device.state == "ready" and device.free_bytes for device in pool.devices()):
+    while not any(_is_ready(device) for device in pool.devices()):
         if time.monotonic() > end_s:
             told = "; ".join(f"{device.state}: {device.reason}" for device in pool.devices())
             raise TimeoutError(f"no worker was ready after {_READY_S:g} s ({told or 'none was there'})")
         time.sleep(0.05)
+
+
+def _is_ready(device: WorkerRecord) -> bool:
+    starting = device.mps is not None and device.mps.state == "starting"
+    return device.state == "ready" and device.free_bytes > 0 and not starting
 
 
 def _await_quiet() -> float:
