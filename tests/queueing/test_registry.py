@@ -64,12 +64,17 @@ def _runs(*numbers: int) -> tuple[RunningTrial, ...]:
         ({"slots": 2}, {"slots": 3}, True),
         ({"free_bytes": 10 * GIB}, {"free_bytes": 20 * GIB}, True),
         ({"free_bytes": 10 * GIB}, {"free_bytes": 11 * GIB}, False),
-        ({"running": _runs(1)}, {"running": _runs(1, 2)}, False),
+        ({"running": _runs(1), "slots": 3}, {"running": _runs(1, 2), "slots": 3}, True),
+        ({"running": _runs(1), "slots": 2}, {"running": _runs(1, 2), "slots": 2}, False),
+        ({"running": _runs(1), "slots": 3}, {"running": _runs(1, 2), "slots": 3, "free_bytes": 0}, False),
         ({"running": _runs(1)}, {"running": (), "state": "draining"}, False),
     ],
 )
-def test_more_room_is_told_to_whoever_waits_for_it(registry, connection, pool, before, after, told):
-    """A trial's end is told before its memory is back: a coordinator that looked then would wait for its next look."""
+def test_room_is_told_to_whoever_waits_for_it(registry, connection, pool, before, after, told):
+    """A trial's end is told before its memory is back: a coordinator that looked then would wait for its next look.
+
+    And it looks again when what it had made was taken, or it would fill a device by one trial a second.
+    """
     registry.beat(record(**before), 60)
     with Events(connection, pool).subscribe() as listener:
         registry.beat(record(**after), 60)

@@ -16,7 +16,7 @@ from vrampool.queueing.scripts import Word, run_script
 
 #: A device that was there within so long counts when the largest one is asked for.
 BUDGET_KEPT_S = 24 * 3600
-#: The event that tells of more room on a device. It is for the coordinator; workers have no use for it.
+#: The event that tells of room on a device. It is for the coordinator; workers have no use for it.
 ROOM = "room"
 #: So much of a budget comes and goes with other programs.
 _WAVER = 0.02
@@ -139,11 +139,16 @@ def _place(record: WorkerRecord) -> str:
     return f"{record.device_id}@{record.host}"
 
 
-def _has_more_room(record: WorkerRecord, before: WorkerRecord | None) -> bool:
-    """True when a trial may start now that could not before; figures that only waver say nothing."""
+def _has_news_of_room(record: WorkerRecord, before: WorkerRecord | None) -> bool:
+    """True when one more trial may be asked for now than before; figures that only waver say nothing.
+
+    That is when there is more room, and when what waited for it was taken and some is left.
+    """
     if record.state != "ready":
         return False
     if before is None or before.state != "ready" or len(record.running) < len(before.running):
+        return True
+    if len(before.running) < len(record.running) < record.slots and record.open_bytes > 0:
         return True
     return record.slots > before.slots or record.open_bytes - before.open_bytes > record.budget_bytes * _WAVER
 
@@ -161,7 +166,8 @@ class Registry:
     def beat(self, record: WorkerRecord, ttl_s: float) -> None:
         """Write a worker's record; it ends after `ttl_s` without another. Round trips: 1.
 
-        Whoever waits for room is told when there is more of it than was written last. That a trial has ended is told
+        Whoever waits for room is told when there is more of it than was written last, and when a trial was taken and
+        some is left: a pool of many small trials would fill by one a second otherwise. That a trial has ended is told
         earlier, before its memory is back, and says nothing of room.
         """
         names = self._names
@@ -169,7 +175,7 @@ class Registry:
         body = json.dumps(record.to_json(), separators=(",", ":"))
         ttl_ms = int(ttl_s * 1000)
         largest_bytes = record.budget_bytes if record.grantable_bytes is None else record.grantable_bytes
-        more = hint(ROOM) if _has_more_room(record, self._told) else ""
+        more = hint(ROOM) if _has_news_of_room(record, self._told) else ""
         args: list[Word] = [record.name, body, ttl_ms, _place(record), largest_bytes, BUDGET_KEPT_S * 1000]
         run_script(self._connection, "beat", keys, [*args, names.events, more])
         self._told = record
