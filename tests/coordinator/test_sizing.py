@@ -89,7 +89,7 @@ def test_requests_follow_from_parameters_as_soon_as_a_fit_is_there(fitter):
 
 def test_a_smallest_request_of_all_that_a_device_has_is_for_an_idle_one(fitter):
     """Else no device ever had room for it, and its study stood still until the age limit."""
-    large = [ended(index, 8, peak=peak) for index, peak in enumerate((14 * GIB, 13 * GIB))]
+    large = [ended(index, 8, peak=peak) for index, peak in enumerate((14 * GIB, 13 * GIB, 15 * GIB))]
     sizing = learned(fitter, large)
     assert sizing.model is not None and sizing.model.smallest_bytes > sizing.largest_bytes
     assert sizing.request({"batch": 8, "lr": 0.1}).request_bytes is None

@@ -112,11 +112,11 @@ def test_trials_that_ran_out_of_memory_raise_the_prediction_and_early_failures_d
     assert with_early.middle_bytes == without.middle_bytes
 
 
-def test_a_model_needs_two_whole_peaks():
-    rows = [peak_of(params) for params in draw(3)]
-    assert learn(rows[:1]) is None
-    assert learn([rows[0]._replace(censored=True), *rows[1:2]]) is None
-    assert learn(rows[:2]) is not None
+def test_a_model_needs_three_whole_peaks():
+    rows = [peak_of(params) for params in draw(4)]
+    assert learn(rows[:2]) is None
+    assert learn([rows[0]._replace(censored=True), *rows[1:3]]) is None
+    assert learn(rows[:3]) is not None
 
 
 def test_without_a_measured_overhead_one_is_found_that_predicts_well():
