@@ -14,6 +14,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 #: Processes that are asked to end have so long.
 _GRACE_S = 3.0
+#: What is on its way out has so long to be gone.
+_ENDING_S = 1.0
 
 
 def end_with_parent(signum: int = signal.SIGTERM) -> None:
@@ -39,21 +41,28 @@ def adopt_orphans() -> None:
 
 
 def end_leftovers(keep: Collection[int] = ()) -> list[str]:
-    """End all processes below this one but those with the ids to keep; return the command lines of what was there."""
-    left = []
-    for process in psutil.Process().children(recursive=True):
+    """End all processes below this one but those with the ids to keep; return the command lines of what was there.
+
+    What is just about to end, as multiprocessing's servers are when their owner is gone, is not counted.
+    """
+    below = [process for process in psutil.Process().children(recursive=True) if process.pid not in keep]
+    _, left = psutil.wait_procs(below, _ENDING_S)
+    left = [process for process in left if _lives(process)]
+    lines = []
+    for process in left:
         with suppress(psutil.NoSuchProcess):
-            if process.pid not in keep and process.status() != psutil.STATUS_ZOMBIE:
-                left.append((process, " ".join(process.cmdline())[:100]))
+            lines.append(" ".join(process.cmdline())[:100] or process.name())
     for end in (psutil.Process.terminate, psutil.Process.kill):
-        for process, _ in left:
+        for process in left:
             with suppress(psutil.NoSuchProcess):
                 end(process)
-        _, alive = psutil.wait_procs([process for process, _ in left], _GRACE_S)
-        if not alive:
-            break
-    for process in psutil.Process().children():  # corpses of daemons that became ours
-        if process.pid not in keep:
-            with suppress(psutil.Error):
-                process.wait(0)
-    return [line for _, line in left]
+        _, left = psutil.wait_procs(left, _GRACE_S)
+    return lines
+
+
+def _lives(process: psutil.Process) -> bool:
+    """False for a corpse: of a daemon's children it may be that nobody has asked how they ended."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
