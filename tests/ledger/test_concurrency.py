@@ -135,6 +135,27 @@ def test_the_first_trial_always_starts():
     assert admission.obstacle(1) == "1 running; 2nd waits: SM 99 % busy"
 
 
+def test_large_trials_one_after_the_other_stay_so_over_the_gap_between_two():
+    """Each gap would let four of them in otherwise, and only their end would undo it."""
+    admission = Concurrency(MOST)
+    for tick in range(10):
+        admission.observe({"1": "digits"}, 0.95, tick * 0.5)
+    admission.observe({}, 0.02, 5.0)
+    assert admission.obstacle(0) == "" and admission.obstacle(1) == "1 running; 2nd waits: SM 95 % busy"
+    for tick in range(10):
+        admission.observe({"2": "digits"}, 0.17, 5.5 + tick * 0.5)
+    assert admission.obstacle(1) == "", "the next one was a small one"
+
+
+def test_that_another_study_filled_the_card_says_nothing_of_this_one():
+    admission = Concurrency(MOST)
+    for tick in range(10):
+        admission.observe({"1": "large"}, 0.95, tick * 0.5)
+    admission.observe({}, 0.02, 5.0)
+    admission.observe({"2": "small"}, None, 5.5)
+    assert admission.obstacle(1) == ""
+
+
 def test_a_card_that_hovers_at_the_bound_is_not_let_in_and_out():
     admission = Concurrency(MOST)
     said = []

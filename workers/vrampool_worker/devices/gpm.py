@@ -55,10 +55,14 @@ class Gpm:
         return self._between(older, newer)
 
     def _sample(self) -> Any:
-        sample, self._spare = self._spare or self._library.nvmlGpmSampleAlloc(), None
+        # Kept until it is filled: where the driver refuses, every call would leave one behind.
+        self._spare = self._spare or self._library.nvmlGpmSampleAlloc()
         if self._gpu_instance is None:
-            return self._library.nvmlGpmSampleGet(self._card, sample)
-        return self._library.nvmlGpmMigSampleGet(self._card, self._gpu_instance, sample)
+            filled = self._library.nvmlGpmSampleGet(self._card, self._spare)
+        else:
+            filled = self._library.nvmlGpmMigSampleGet(self._card, self._gpu_instance, self._spare)
+        self._spare = None
+        return filled
 
     def _between(self, older: Any, newer: Any) -> float | None:
         question = self._library.c_nvmlGpmMetricsGet_t()

@@ -60,12 +60,14 @@ class Concurrency:
         self.limit = self._start  #: trials at once, as found so far
         self._meter = Meter()
         self._readings: deque[float] = deque(maxlen=READINGS)
+        self._mean = 0.0  #: of the last full round of readings
         self._busy: bool | None = False  #: None: not known yet of the trials that run now
         self._work_seen_s: dict[str, float] = {}
         self._reset()
 
     def _reset(self) -> None:
         self.limit = self._start
+        self._busy = False if self._busy is False else None  # that trials of another study filled the card is no news
         self._doubling = True
         self._failures = 0
         self._proven_s: dict[int, float] = {}  #: when so many at once were seen to do more than fewer
@@ -111,14 +113,13 @@ class Concurrency:
             return
         if not anything_runs:  # a stranger's work, or the end of one of ours: the next trial is judged by its own
             self._readings.clear()
-            self._busy = None
+            # Until then it is taken for like the last one: large trials that run one after the other leave a gap each.
+            self._busy = self._busy or None
             return
         self._readings.append(utilisation)
         if len(self._readings) == READINGS:
-            self._busy = self._mean() >= self.busy_bound - (_BUSY_SLACK if self._busy else 0.0)
-
-    def _mean(self) -> float:
-        return sum(self._readings) / len(self._readings)
+            self._mean = sum(self._readings) / READINGS
+            self._busy = self._mean >= self.busy_bound - (_BUSY_SLACK if self._busy else 0.0)
 
     def _learn(self, found: Comparison, now_s: float) -> None:
         if found.more > self.limit:
@@ -189,7 +190,7 @@ class Concurrency:
             return ""
         waits = f"{running} running; {_ordinal(running + 1)} waits"
         if self._busy:
-            return f"{waits}: SM {100 * self._mean():.0f} % busy"
+            return f"{waits}: SM {100 * self._mean:.0f} % busy"
         if running >= self.limit:
             stopped = self._stopped_by
             if stopped is None:
