@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from vrampool.memory.learning import model
+from vrampool.memory.learning.conditions import may_have
 from vrampool.memory.learning.effects import Effect, directions, effects
 from vrampool.memory.learning.features import Array, Kind
 from vrampool.memory.learning.guard import conformal, floors_of, guarded
@@ -23,7 +24,9 @@ LEVEL = 0.97
 _LEAST_MARGIN = 0.05
 #: nor, while trials are few, than this divided by their number,
 _FEW_MARGIN = 4.0
-#: nor than so many bytes: allocators take memory in pieces, and libraries load kernels late.
+#: and never more than this: while a model is unsure, a trial that is tried again costs less than a card kept free.
+_MOST_MARGIN = 1.0
+#: It is not less than so many bytes either: allocators take memory in pieces, and libraries load kernels late.
 _LEAST_MARGIN_BYTES = 64 * MIB
 #: A trial is said to need no less than its prediction less so many standard deviations. With so few of them 3 of 781
 #: refused proposals would have fitted after all (`tests/support/infeasible_corner.py`): its doubts are generous.
@@ -95,7 +98,7 @@ class Learned:
         where = self.fit.encoder.outside(params)
         middle, spread, factor = guarded(self.fit, params, where, self.directions)
         fixed_bytes = self.overhead_bytes if overhead_bytes is None else overhead_bytes
-        upper = middle + max(self.spreads * spread, self._floor) + math.log(factor)
+        upper = middle + float(_margin(self.spreads * spread, self.quality.trials)) + math.log(factor)
         middle_bytes = fixed_bytes + _bytes(middle)
         upper_bytes = max(fixed_bytes + _bytes(upper), middle_bytes + _LEAST_MARGIN_BYTES)
         names = [self.fit.encoder.columns[index].name for index, _ in where.beyond] + list(where.unseen)
@@ -107,12 +110,13 @@ class Learned:
     def _completions(self, params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Return the parameters with what they lack taken from trials that made the same choices."""
         known = {column.name for column in self.fit.encoder.columns} | set(self.fit.encoder.constant)
-        missing = known - set(params)
+        rows = [row.params or {} for row in self.fit.rows]
+        choices = {column.name for column in self.fit.encoder.columns if column.kind == Kind.CHOICE} & set(params)
+        missing, deciding = may_have(known - set(params), params, rows, choices)
         if not missing:
             return [params]
-        choices = {column.name for column in self.fit.encoder.columns if column.kind == Kind.CHOICE} & set(params)
-        seen = [(row.params or {}, target) for row, target in zip(self.fit.rows, self.fit.targets, strict=True)]
-        alike = [item for item in seen if all(item[0].get(name) == params[name] for name in choices)] or seen
+        seen = list(zip(rows, self.fit.targets, strict=True))
+        alike = next(filter(None, (_with_choices(seen, params, names) for names in (choices, deciding))), seen)
         found: dict[str, Mapping[str, Any]] = {}
         for row, _ in sorted(alike, key=lambda item: -item[1]):
             rest = {name: row[name] for name in sorted(missing) if name in row}
@@ -120,10 +124,6 @@ class Learned:
             if len(found) == _MOST_COMPLETIONS:
                 break
         return list(found.values())
-
-    @property
-    def _floor(self) -> float:
-        return math.log(1 + max(_LEAST_MARGIN, _FEW_MARGIN / self.quality.trials))
 
     @property
     def trials(self) -> int:
@@ -134,6 +134,12 @@ class Learned:
     def drivers(self) -> list[str]:
         """Names of the parameters that memory follows, the strongest first."""
         return [effect.name for effect in self.effects.values() if effect.share >= 0.08 and effect.factor >= 1.1]
+
+
+def _with_choices(
+    seen: Sequence[tuple[Mapping[str, Any], float]], params: Mapping[str, Any], names: Collection[str]
+) -> list[tuple[Mapping[str, Any], float]]:
+    return [item for item in seen if all(item[0].get(name) == params[name] for name in names)]
 
 
 def learn(peaks: Sequence[PastPeak], *, before: Learned | None = None) -> Learned | None:
@@ -189,13 +195,18 @@ def _learned(fit: model.Fit, overhead_bytes: int) -> Learned:
     whole = fit.whole
     relative = _relative_errors(fit, overhead_bytes)
     deviations = fit.errors / np.where(fit.scores == 0, 1.0, fit.scores)
-    floor = math.log(1 + max(_LEAST_MARGIN, _FEW_MARGIN / whole))
-    under = float(np.mean(fit.errors > np.maximum(spreads * np.abs(deviations), floor)))
+    under = float(np.mean(fit.errors > _margin(spreads * np.abs(deviations), whole)))
     quality = Quality(whole, len(fit.rows) - whole, float(np.median(np.abs(relative))), under)
     learned = Learned(fit, overhead_bytes, spreads, found, directions(found), quality, 0)
     middle, spread = fit.predict(fit.inputs[:whole])
-    least = float(np.min(middle + np.maximum(spreads * spread, floor)))
+    least = float(np.min(middle + _margin(spreads * spread, whole)))
     return replace(learned, smallest_bytes=overhead_bytes + _bytes(least))
+
+
+def _margin(wished: Any, trials: int) -> Any:
+    """Return the margin as a logarithm, for one that its errors ask for: not too small while trials are few."""
+    least = math.log(1 + max(_LEAST_MARGIN, _FEW_MARGIN / trials))
+    return np.clip(wished, least, max(least, math.log(1 + _MOST_MARGIN)))
 
 
 def _relative_errors(fit: model.Fit, overhead_bytes: int) -> Array:
