@@ -39,6 +39,7 @@ class Loop:
         self.ledger = self.card.ledger
         self.device = SimpleNamespace(kind="cuda", total_bytes=24 * GIB)
         self.reading = None
+        self.mps: Any = None
         self.attempts: dict[str, Attempt] = {}
         self.wakes = self.readings = 0
         self.sampler = SimpleNamespace(read_soon=self._read_soon)
@@ -222,3 +223,60 @@ def test_what_cannot_grow_is_told_why(loop: Loop, vram: Any, request_bytes: int 
     attempt = loop.run("a", request_bytes, 7 * GIB, vram=vram)
     loop.moves.on_asked(attempt, 7 * GIB, loop.card.now_s)
     assert orders(attempt) == [] and len(refusals(attempt)) == 1
+
+
+# -- lending --------------------------------------------------------------------------------------------------------
+
+
+def test_an_unsure_trial_begins_with_more_and_gives_it_back_when_another_one_wants_it(loop: Loop) -> None:
+    attempt = loop.run("a", 4 * GIB, 0, around=False)
+    attempt.started_at_s = loop.card.now_s
+    free = loop.card.free_bytes
+    loop.moves.lend(attempt, 16 * GIB, loop.card.now_s)
+    assert attempt.lease_bytes == attempt.lease_at_end_bytes == 4 * GIB + free // 2
+    assert loop.moves.shrinkable_bytes() == free // 2, "whoever asks for trials sees it as free"
+    loop.short(free - GIB)
+    loop.answer(attempt, held=0)
+    assert free - GIB <= loop.card.free_bytes < free
+    assert attempt.lease_bytes == attempt.lease_at_end_bytes
+    assert attempt.shrunk_from_bytes is None, "it has what it asked for: an error now would be its own"
+    loop.moves.on_reading()
+    loop.short(free)
+    loop.answer(attempt, held=0)
+    loop.moves.on_reading()
+    assert (attempt.lease_at_end_bytes, attempt.lent_bytes) == (4 * GIB, 0)
+    loop.short(22 * GIB)
+    assert loop.moves.shrinkable_bytes() == 0 and len(orders(attempt)) == 2, "what it asked for is its own"
+
+
+def test_what_it_holds_of_a_loan_is_not_called_back(loop: Loop) -> None:
+    attempt = loop.run("a", 4 * GIB, 9 * GIB, around=False)
+    attempt.started_at_s = loop.card.now_s
+    attempt.lent_bytes = 8 * GIB
+    attempt.lease_bytes = attempt.lease_at_end_bytes = loop.ledger.grow("a", 12 * GIB, loop.card.now_s).lease_bytes
+    assert 1 * GIB < loop.moves.shrinkable_bytes() < 3 * GIB
+
+
+def test_nothing_is_lent_beyond_the_wish_nor_to_whoever_could_not_give_it_back(loop: Loop) -> None:
+    sure = loop.run("a", 2 * GIB, 0, around=False)
+    loop.moves.lend(sure, None, loop.card.now_s)
+    wishes = loop.run("b", 2 * GIB, 0, around=False)
+    loop.moves.lend(wishes, 3 * GIB, loop.card.now_s)
+    says = loop.run("c", 2 * GIB, 0, vram="2GiB", around=False)
+    loop.moves.lend(says, 9 * GIB, loop.card.now_s)
+    loop.mps = object()
+    client = loop.run("d", 2 * GIB, 0, around=False)
+    loop.moves.lend(client, 9 * GIB, loop.card.now_s)
+    assert [item.lease_at_end_bytes // GIB for item in (sure, wishes, says, client)] == [2, 3, 2, 2]
+
+
+def test_a_lease_that_falls_below_what_was_asked_for_is_a_shrunk_one_all_the_same(loop: Loop) -> None:
+    attempt = loop.run("a", 8 * GIB, 2 * GIB, around=False)
+    attempt.started_at_s = loop.card.now_s
+    loop.moves.lend(attempt, 16 * GIB, loop.card.now_s)
+    assert attempt.lent_bytes > 4 * GIB
+    attempt.been_around = True
+    loop.short(18 * GIB)
+    loop.answer(attempt, held=GIB)
+    assert attempt.lease_at_end_bytes < 8 * GIB
+    assert (attempt.lent_bytes, attempt.shrunk_from_bytes) == (0, 8 * GIB)

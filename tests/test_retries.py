@@ -178,7 +178,7 @@ def test_a_whole_device_that_had_less_than_an_earlier_lease_is_not_the_end() -> 
 @pytest.mark.parametrize("verdict", [Verdict.CULPRIT, Verdict.UNKNOWN, Verdict.SWALLOWED])
 def test_a_culprit_gets_half_as_much_again(verdict: Verdict) -> None:
     found = step(oom(0, verdict, 8, peak_bytes=7 * GIB))
-    assert found == Retry(12 * GIB, "out of memory with 8.0 GiB: tried again with 12.0 GiB")
+    assert found == Retry(12 * GIB, "out of memory with 8.0 GiB: tried again with 12.0 GiB", wish_bytes=48 * GIB)
 
 
 def test_a_culprit_that_says_what_it_asked_for_gets_that_and_a_fifth() -> None:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
+from vrampool.memory.requests import UNSURE_FACTOR
 from vrampool.messages import AttemptFacts, EndKind, SubmissionSpec, Verdict
 from vrampool.storage.marks import attempt_of, cancelled_reason, claimed_by, lost_reason, mark_of, requested_bytes
 from vrampool.units import format_bytes
@@ -34,6 +36,14 @@ class Retry:
     reason: str
     avoid_device: str | None = None  #: id of a device the next attempt should not get at once
     beyond_bytes: int = 0  #: of a whole device: only one that has more than this
+    wish_bytes: int | None = None  #: what is lent to it beyond its request, where nobody else wants it
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """Return it as it is kept on the next attempt (`vrampool:request`)."""
+        asked = {"bytes": self.request_bytes, "reason": self.reason, "avoid": self.avoid_device}
+        more = {"beyond": self.beyond_bytes, "wish": self.wish_bytes}
+        return asked | {name: value for name, value in more.items() if value}
 
 
 @dataclass(frozen=True)
@@ -142,7 +152,7 @@ def _after_oom(
         return Retry(None, "out of memory; nothing is known of its need")
     words = f"out of memory with {format_bytes(lease)}: tried again with"
     if largest_bytes is None or need < largest_bytes:
-        return Retry(need, f"{words} {format_bytes(need)}")
+        return Retry(need, f"{words} {format_bytes(need)}", wish_bytes=UNSURE_FACTOR * need)
     # A whole device, not all of its bytes: a desktop on it would make those never free at once.
     return Retry(None, f"{words} all that a device with more than {format_bytes(most)} has", beyond_bytes=most)
 

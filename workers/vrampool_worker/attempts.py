@@ -80,6 +80,7 @@ class Attempt:
     cap_source: str = ""  #: what enforces it, in words
     move: Move | None = None
     shrunk_from_bytes: int | None = None  #: the lease it had before we made it smaller; None: it has that much
+    lent_bytes: int = 0  #: of its lease, what it did not ask for: called back when another one wants it
     ooms_at_shrink: int = 0  #: those that nobody caught on purpose, before that
     refused_growth: str = ""  #: why it was not given more when it asked last
     been_around: bool = False  #: it has reported, so it has trained and evaluated once

@@ -64,6 +64,7 @@ class Opened:
     bundle: bytes | None
     bundle_signature: str | None
     seed: int
+    wish_bytes: int | None = None  #: what may be lent to it beyond its request, that included
     keep_leases: str = ""  #: why no lease of its submission is made smaller any more; empty: they may be
 
 
@@ -181,7 +182,8 @@ class StudyDesk:
         seed = zlib.crc32(f"{spec.seed}:{ticket.number}".encode())
         body, signature = bundle if bundle is not None else (None, None)
         kept = self._keep_leases(study._study_id, spec)
-        return Opened(spec, server, server.snapshot(), str(request.get("reason", "")), body, signature, seed, kept)
+        reason, wish_bytes = str(request.get("reason", "")), request.get("wish")
+        return Opened(spec, server, server.snapshot(), reason, body, signature, seed, wish_bytes, kept)
 
     def _leave(self, ticket: Ticket, at_s: float) -> NotOpened:
         """Leave a trial to others, and take a claim back that may have been written although its answer got lost."""

@@ -1,5 +1,8 @@
 """Leases that change while their trials run: they shrink for a trial that waits, and grow before a trial must fail.
 
+A trial of which little is known begins with more than it asked for, where that is free: it is lent, and called back as
+soon as another one wants it.
+
 A lease shrinks in two steps. The child is asked to give back its cache and to lower its cap; when it has, and says what
 its cap has become, the ledger gives the difference away. A child that does not answer keeps its lease.
 """
@@ -15,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from vrampool.units import format_bytes
 from vrampool_worker.asking import Asked
 from vrampool_worker.attempts import Attempt, Move, Stage
-from vrampool_worker.ledger.shrinking import Candidate, floor_of, plan_cuts
+from vrampool_worker.ledger.shrinking import LEAST_CUT_BYTES, Candidate, floor_of, plan_cuts
 
 if TYPE_CHECKING:
     from vrampool_worker.worker import WorkerLoop
@@ -52,6 +55,30 @@ class LeaseMoves:
         self.keep(attempt.ticket.submission_id, reason)
         event = {"keep_leases": attempt.ticket.submission_id, "reason": reason}
         self._loop.queue_lane.submit(lambda: self._loop.port.tell(event), lambda _result, _error: None)
+
+    # ---- lending -------------------------------------------------------------------------------------
+
+    def lend(self, attempt: Attempt, wish_bytes: int | None, now_s: float) -> None:
+        """Give a trial that is about to begin more than it asked for, out of what nobody uses.
+
+        Its request is what such a trial mostly needs. That some need more would cost each of those an attempt, and a
+        larger request would cost the others their room. Half of what is free is left: mostly the next one fits at once.
+
+        Args:
+            attempt: Not begun yet: its cap is still to be set.
+            wish_bytes: What nearly all such trials would do with; None: its request is that.
+            now_s: Now.
+        """
+        # The driver holds a client of MPS to what it begins with: nothing could be called back.
+        if self._on_cpu or self._loop.mps is not None or attempt.exclusive or attempt.declared or wish_bytes is None:
+            return
+        lease_bytes = attempt.lease_at_end_bytes
+        to_bytes = min(wish_bytes, lease_bytes + self._loop.ledger.offer(now_s).room_bytes // 2)
+        if to_bytes - lease_bytes < LEAST_CUT_BYTES or self._keeps(attempt):
+            return
+        decision = self._loop.ledger.grow(attempt.lease_id, to_bytes, now_s)
+        attempt.lent_bytes = decision.lease_bytes - lease_bytes
+        attempt.lease_bytes = attempt.lease_at_end_bytes = decision.lease_bytes
 
     # ---- shrinking -----------------------------------------------------------------------------------
 
@@ -130,6 +157,10 @@ class LeaseMoves:
             )
         _log.info("%s: %s", attempt.label, decision.reason)
         attempt.lease_at_end_bytes = decision.lease_bytes
+        called_back_bytes = min(attempt.lent_bytes, before_bytes - decision.lease_bytes)
+        attempt.lent_bytes -= called_back_bytes
+        if called_back_bytes and attempt.shrunk_from_bytes is None:
+            before_bytes = attempt.lease_bytes = before_bytes - called_back_bytes  # no more than it had asked for
         if decision.lease_bytes < before_bytes:
             attempt.shrunk_from_bytes = max(attempt.shrunk_from_bytes or 0, before_bytes)
             attempt.ooms_at_shrink = attempt.unhandled_ooms
@@ -155,6 +186,10 @@ class LeaseMoves:
             if self._may_shrink(attempt):
                 floor_bytes = floor_of(self._loop.memory.peak(attempt), overhead_bytes)
                 yield Candidate(attempt.lease_id, attempt.lease_at_end_bytes, floor_bytes)
+            elif attempt.lent_bytes and attempt.move is None and attempt.started_at_s is not None:
+                own_bytes = attempt.lease_at_end_bytes - attempt.lent_bytes
+                held_bytes = floor_of(self._loop.memory.peak(attempt), overhead_bytes)
+                yield Candidate(attempt.lease_id, attempt.lease_at_end_bytes, max(own_bytes, held_bytes))
 
     def _may_shrink(self, attempt: Attempt) -> bool:
         """Only a trial that has been once around, whose peak is known, and whose cap can be lowered."""

@@ -54,6 +54,7 @@ class Runner:
         attempt.handed_at_s = time.monotonic()
         attempt.started_epoch_s = time.time()
         attempt.stage = Stage.RUNNING
+        loop.memory.moves.lend(attempt, opened.wish_bytes, attempt.handed_at_s)
         attempt.cap_bytes = loop.memory.cap(attempt)
         self._attempts[child] = attempt
         attempt.log_path = str(self.log_path(attempt.ticket.study_name, attempt.ticket.number))

@@ -51,8 +51,13 @@ def wants_another(rooms: Sequence[Room], waiting: Sequence[int | None], smallest
     That is while some device has room for the submission's smallest predicted request and no waiting trial is left
     for it, and at most one trial more waits than there are devices. Quality of generation-based samplers falls with
     every trial that waits (a depth of 4 cost CMA-ES 30 % of its result), and hand-over takes milliseconds.
+
+    Trials that wait for a device of their own are counted apart, up to two more than devices: others run meanwhile,
+    and a device that is drained for one of them takes the next ones too. A drain for each leaves it empty each time.
     """
-    if not rooms or len(waiting) > len(rooms):
+    alone = sum(request is None for request in waiting)
+    most = len(rooms) + 1
+    if not rooms or alone > most or len(waiting) - alone >= most:
         return False
     left = list(waiting)
     for room in rooms:

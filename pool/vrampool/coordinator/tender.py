@@ -189,13 +189,10 @@ class Tender:
         return []
 
     def _retry(self, trial: FrozenTrial, root: _Root, step: retries.Retry) -> Ticket:
-        request = {"bytes": step.request_bytes, "reason": step.reason, "avoid": step.avoid_device}
-        if step.beyond_bytes:
-            request["beyond"] = step.beyond_bytes
-        trial_id = create_retry(self._storage, self.study_id, trial, request, step.reason)
+        trial_id = create_retry(self._storage, self.study_id, trial, step.request, step.reason)
         number = self._storage.get_trial_number_from_id(trial_id)
         self._retried.add(trial.number)
-        self._new_requests[number] = request
+        self._new_requests[number] = step.request
         _log.info(
             "%s/%s: attempt %s is trial %s: %s",
             self.spec.study_name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from vrampool.errors import RequestError
@@ -20,6 +20,8 @@ _FEW_FACTOR = 1.5
 _FACTOR = 1.25
 #: A peak at which a trial ended early says this much about where it was going.
 _CENSORED_FACTOR = 1.5
+#: Of a trial of which little is known: what is lent to it beyond its request, where nobody else wants it.
+UNSURE_FACTOR = 4
 #: Allocators round up, and libraries load more kernels later: never plan closer than this.
 _LEAST_MARGIN_BYTES = 256 * MIB
 #: What is asked beyond a peak that trials with no larger parameters have reached, and beyond one that did not suffice.
@@ -34,11 +36,13 @@ class Request:
     request_bytes: int | None  #: None: exclusive, a whole device
     reason: str  #: for people
     predicted_bytes: int | None = None  #: peak that is expected, without margin; None: it was not predicted
+    wish_bytes: int | None = None  #: what nearly all such trials would do with, where that is more; None: it is not
 
     def to_json(self, **more: Any) -> dict[str, Any]:
         """Return it as it is kept on the trial (`vrampool:request`)."""
-        predicted = {} if self.predicted_bytes is None else {"predicted": self.predicted_bytes}
-        return {"bytes": self.request_bytes, "reason": self.reason, **predicted, **more}
+        kept = {"predicted": self.predicted_bytes, "wish": self.wish_bytes}
+        known = {name: value for name, value in kept.items() if value is not None}
+        return {"bytes": self.request_bytes, "reason": self.reason, **known, **more}
 
 
 class Prediction(Protocol):
@@ -48,6 +52,8 @@ class Prediction(Protocol):
     def middle_bytes(self) -> int: ...
     @property
     def upper_bytes(self) -> int: ...
+    @property
+    def cautious_bytes(self) -> int: ...
     @property
     def outside(self) -> tuple[str, ...]: ...
     @property
@@ -136,7 +142,8 @@ def _predicted(
         if floor_bytes > asked_bytes:
             asked_bytes = floor_bytes
             reason += f"; raised, for a trial that was no larger needed {format_bytes(measured.at_least_bytes)}"
-    return Request(asked_bytes, reason, prediction.middle_bytes)
+    wish_bytes = prediction.cautious_bytes if prediction.cautious_bytes > asked_bytes else None
+    return Request(asked_bytes, reason, prediction.middle_bytes, wish_bytes)
 
 
 def _within(found: Request, declared: Declared) -> Request:
@@ -151,6 +158,8 @@ def _within(found: Request, declared: Declared) -> Request:
     if least is not None and asked_bytes < least:
         words = f"{found.reason}; raised to the submission's bound of {format_bytes(least)}"
         return Request(least, words, found.predicted_bytes)
+    if most is not None and found.wish_bytes is not None:
+        return replace(found, wish_bytes=min(found.wish_bytes, most))
     return found
 
 
@@ -165,11 +174,14 @@ def _largest_so_far(peaks: Sequence[PastPeak], overhead_bytes: int | None) -> Re
     if beyond_bytes > largest_bytes:
         target_bytes = _above(beyond_bytes, overhead_bytes, _CENSORED_FACTOR)
         reached = f"{format_bytes(beyond_bytes)} reached by a trial that ended early"
-        return Request(target_bytes, f"{reached}, and {_percent(_CENSORED_FACTOR)} more")
-    factor = _FEW_FACTOR if len(seen) < FEW_PEAKS else _FACTOR
+        words = f"{reached}, and {_percent(_CENSORED_FACTOR)} more"
+        return Request(target_bytes, words, wish_bytes=UNSURE_FACTOR * target_bytes)
+    few = len(seen) < FEW_PEAKS
+    factor = _FEW_FACTOR if few else _FACTOR
     counted = "1 trial" if len(seen) == 1 else f"{len(seen)} trials"
     reason = f"the largest peak of {counted}, {format_bytes(largest_bytes)}, and {_percent(factor)} more"
-    return Request(_above(largest_bytes, overhead_bytes, factor), reason)
+    asked_bytes = _above(largest_bytes, overhead_bytes, factor)
+    return Request(asked_bytes, reason, wish_bytes=UNSURE_FACTOR * asked_bytes if few else None)
 
 
 def _percent(factor: float) -> str:

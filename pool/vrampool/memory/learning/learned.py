@@ -24,8 +24,9 @@ LEVEL = 0.97
 _LEAST_MARGIN = 0.05
 #: nor, while trials are few, than this divided by their number,
 _FEW_MARGIN = 4.0
-#: and never more than this: while a model is unsure, a trial that is tried again costs less than a card kept free.
-_MOST_MARGIN = 1.0
+#: and with all that is added outside the range seen never more than as much again (a logarithm): while a model is
+#: unsure, a trial that is tried again costs less than a card kept free. More is lent where nobody else wants it.
+_MOST_MARGIN = math.log(2)
 #: It is not less than so many bytes either: allocators take memory in pieces, and libraries load kernels late.
 _LEAST_MARGIN_BYTES = 64 * MIB
 #: A trial is said to need no less than its prediction less so many standard deviations. With so few of them 3 of 781
@@ -43,6 +44,7 @@ class Prediction:
 
     middle_bytes: int  #: as likely too low as too high
     upper_bytes: int  #: with its margin: what is asked for
+    cautious_bytes: int  #: with all the margin that its errors ask for: what is lent to it while nobody else wants it
     least_bytes: int  #: what it will hardly stay below; 0 where nothing of the kind can be said
     outside: tuple[str, ...]  #: parameters beyond anything seen so far
 
@@ -90,6 +92,7 @@ class Learned:
         return Prediction(
             int(median(item.middle_bytes for item in found)),
             max(item.upper_bytes for item in found),
+            max(item.cautious_bytes for item in found),
             min(item.least_bytes for item in found),
             found[0].outside,
         )
@@ -98,14 +101,18 @@ class Learned:
         where = self.fit.encoder.outside(params)
         middle, spread, factor = guarded(self.fit, params, where, self.directions)
         fixed_bytes = self.overhead_bytes if overhead_bytes is None else overhead_bytes
-        upper = middle + float(_margin(self.spreads * spread, self.quality.trials)) + math.log(factor)
+        cautious = max(self.spreads * spread, _least_margin(self.quality.trials)) + math.log(factor)
         middle_bytes = fixed_bytes + _bytes(middle)
-        upper_bytes = max(fixed_bytes + _bytes(upper), middle_bytes + _LEAST_MARGIN_BYTES)
+        cautious_bytes, upper_bytes = (
+            max(fixed_bytes + _bytes(middle + margin), middle_bytes + _LEAST_MARGIN_BYTES)
+            for margin in (cautious, min(cautious, _MOST_MARGIN))
+        )
         names = [self.fit.encoder.columns[index].name for index, _ in where.beyond] + list(where.unseen)
         outside = tuple(dict.fromkeys(name for name in names if self.directions.get(name) != 0))
         floors = [floor - _SURE_SPREADS * doubt for floor, doubt in floors_of(self.fit, params, where, self.directions)]
         least_bytes = fixed_bytes + _bytes(max(floors)) if floors else 0
-        return Prediction(middle_bytes, -(-upper_bytes // MIB) * MIB, least_bytes, outside)
+        asked_bytes = -(-upper_bytes // MIB) * MIB
+        return Prediction(middle_bytes, asked_bytes, max(cautious_bytes, asked_bytes), least_bytes, outside)
 
     def _completions(self, params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Return the parameters with what they lack taken from trials that made the same choices."""
@@ -205,8 +212,11 @@ def _learned(fit: model.Fit, overhead_bytes: int) -> Learned:
 
 def _margin(wished: Any, trials: int) -> Any:
     """Return the margin as a logarithm, for one that its errors ask for: not too small while trials are few."""
-    least = math.log(1 + max(_LEAST_MARGIN, _FEW_MARGIN / trials))
-    return np.clip(wished, least, max(least, math.log(1 + _MOST_MARGIN)))
+    return np.minimum(np.maximum(wished, _least_margin(trials)), _MOST_MARGIN)
+
+
+def _least_margin(trials: int) -> float:
+    return math.log(1 + max(_LEAST_MARGIN, _FEW_MARGIN / trials))
 
 
 def _relative_errors(fit: model.Fit, overhead_bytes: int) -> Array:
