@@ -40,6 +40,7 @@ class Loop:
         self.device = SimpleNamespace(kind="cuda", total_bytes=24 * GIB)
         self.reading = None
         self.mps: Any = None
+        self.settings = SimpleNamespace(sample_s=0.5)
         self.attempts: dict[str, Attempt] = {}
         self.wakes = self.readings = 0
         self.sampler = SimpleNamespace(read_soon=self._read_soon)
@@ -75,6 +76,7 @@ class Loop:
             exclusive=request is None,
             reported=around,
             been_around=around,
+            settled=around,
         )
         attempt.child = Child()  # type: ignore[assignment]
         reserved = holds - self.ledger.overhead_bytes
@@ -188,11 +190,42 @@ def test_the_end_of_exclusivity_is_confirmed_by_the_child_too(loop: Loop) -> Non
     assert attempt.lease_at_end_bytes == pytest.approx(1.25 * 6 * GIB, rel=0.01)
 
 
-def test_a_trial_whose_leases_are_kept_stays_alone(loop: Loop) -> None:
+def test_where_leases_are_kept_a_trial_that_ran_alone_is_left_with_twice_its_peak(loop: Loop) -> None:
+    """Alone until its end it would keep all others waiting."""
     attempt = loop.run("a", None, 6 * GIB)
     loop.moves.keep("s1", "one of its trials ran out of memory")
     loop.moves.end_exclusivity(attempt)
+    loop.answer(attempt, held=5 * GIB)
+    assert not attempt.exclusive and attempt.lease_at_end_bytes == pytest.approx(12 * GIB, rel=0.01)
+    assert loop.moves.shrinkable_bytes() == 0
+
+
+def test_where_leases_are_kept_a_trial_that_is_tried_again_is_left_alone(loop: Loop) -> None:
+    attempt = loop.run("a", None, 6 * GIB)
+    attempt.root = attempt.ticket.number + 1
+    loop.moves.keep("s1", "one of its trials ran out of memory")
+    loop.moves.end_exclusivity(attempt)
     assert orders(attempt) == [] and attempt.exclusive
+
+
+def test_a_peak_is_known_once_it_has_not_grown_for_a_third_of_the_trial(loop: Loop) -> None:
+    """Where each step is reported the first report comes before an optimizer's state is held beside a whole step."""
+    attempt = loop.run("a", 10 * GIB, 2 * GIB)
+    attempt.settled, attempt.started_at_s = False, 100.0
+
+    def read(at_s: float, peak: int) -> bool:
+        own = peak - loop.ledger.overhead_bytes
+        attempt.sample = MemorySample(torch_reserved_bytes=own, max_torch_reserved_bytes=own, cuda_initialized=True)
+        loop.memory._watch_peak(attempt, at_s)
+        return attempt.settled
+
+    assert [read(at_s, 2 * GIB) for at_s in (100.5, 101.0, 101.4)] == [False, False, False]
+    assert not read(101.5, 3 * GIB) and loop.wakes == 0, "the second step holds more"
+    assert not read(102.4, 3 * GIB), "two readings are few"
+    assert read(102.6, 3 * GIB) and loop.wakes == 1 and loop.moves.shrinkable_bytes() > 0
+    assert not read(120.0, 5 * GIB) and loop.moves.shrinkable_bytes() == 0, "it evaluates"
+    assert not read(125.0, 5 * GIB), "it may go on for as long"
+    assert read(130.1, 5 * GIB)
 
 
 def test_a_trial_that_asks_gets_what_is_free_and_else_a_no_with_the_reason(loop: Loop) -> None:
@@ -275,7 +308,7 @@ def test_a_lease_that_falls_below_what_was_asked_for_is_a_shrunk_one_all_the_sam
     attempt.started_at_s = loop.card.now_s
     loop.moves.lend(attempt, 16 * GIB, loop.card.now_s)
     assert attempt.lent_bytes > 4 * GIB
-    attempt.been_around = True
+    attempt.been_around = attempt.settled = True
     loop.short(18 * GIB)
     loop.answer(attempt, held=GIB)
     assert attempt.lease_at_end_bytes < 8 * GIB

@@ -84,6 +84,9 @@ class Attempt:
     ooms_at_shrink: int = 0  #: those that nobody caught on purpose, before that
     refused_growth: str = ""  #: why it was not given more when it asked last
     been_around: bool = False  #: it has reported, so it has trained and evaluated once
+    peak_seen_bytes: int = 0  #: the most it was seen to hold so far
+    peak_since_s: float | None = None  #: no reading has shown more since then; None: since it began
+    settled: bool = False  #: it has held no more for so long that this is taken for its peak
     scene: Scene | None = None  #: set when its outcome came
     kills_before: KernelKills | None = None  #: of the kernel's, when it was handed over
     kernel_killed: str = ""  #: where the kernel has killed for memory while it ran, in words

@@ -27,6 +27,8 @@ _log = logging.getLogger("vrampool.worker")
 
 #: A trial that grows gets so much of what it holds now: it then holds 80 % of its lease, and asks again at 90 %.
 _GROW_TO = 1.25
+#: What a trial that ran alone is left with, in peaks, where a smaller lease was too little for one of its submission.
+_KEPT_FACTOR = 2
 #: What a child was asked to give back is counted on for so long; then others are asked.
 _PATIENCE_S = 5.0
 
@@ -83,12 +85,19 @@ class LeaseMoves:
     # ---- shrinking -----------------------------------------------------------------------------------
 
     def end_exclusivity(self, attempt: Attempt) -> None:
-        """Ask a trial that ran alone, and has reported, to make do with what it has needed so far."""
-        loop = self._loop
-        if attempt.move is not None or self._keeps(attempt):
+        """Ask a trial that ran alone, and has reported, to make do with what it has needed so far.
+
+        Where leases are kept it is left with twice that, for alone until its end it would keep all others waiting; but
+        one that is tried again is left alone.
+        """
+        loop, keeps = self._loop, self._keeps(attempt)
+        if attempt.move is not None or (keeps and attempt.root not in (None, attempt.ticket.number)):
             return
-        lease_bytes = loop.ledger.first_lease(attempt.lease_id, loop.memory.peak(attempt) or None)
+        peak_bytes = loop.memory.peak(attempt)
+        lease_bytes = loop.ledger.first_lease(attempt.lease_id, peak_bytes or None)
         if lease_bytes is not None:  # else its memory is not known yet: at the next reading, perhaps
+            least_bytes = _KEPT_FACTOR * peak_bytes if keeps else 0
+            lease_bytes = min(max(lease_bytes, least_bytes), attempt.lease_at_end_bytes)
             self._ask(attempt, lease_bytes, time.monotonic(), alone=True)
 
     def make_room(self, asked: Asked, free_bytes: int) -> None:
@@ -193,7 +202,9 @@ class LeaseMoves:
 
     def _may_shrink(self, attempt: Attempt) -> bool:
         """Only a trial that has been once around, whose peak is known, and whose cap can be lowered."""
-        if attempt.exclusive or attempt.move is not None or not attempt.been_around or self._keeps(attempt):
+        if attempt.exclusive or attempt.move is not None or self._keeps(attempt):
+            return False
+        if not (attempt.been_around and attempt.settled):
             return False
         if attempt.declared or not self._loop.memory.peak(attempt):
             return False

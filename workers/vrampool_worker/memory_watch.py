@@ -19,6 +19,11 @@ _log = logging.getLogger("vrampool.worker")
 
 #: A trial that holds more than this share of its lease is given more before it must fail.
 _GROW_AT = 0.9
+#: A trial's peak is known when it has not grown for this part of its time. The first report alone says little where
+#: each step is reported: an optimizer keeps its state from the first step on, and the second one holds it as well.
+_SETTLED_SHARE = 1 / 3
+_SETTLED_READINGS = 2
+_GREW_BYTES = 16 * MIB
 #: What other programs hold below this is noise.
 _WORTH_A_WORD_BYTES = 64 * MIB
 
@@ -104,12 +109,25 @@ class MemoryWatch:
                 attempt.measured_peak_bytes = held
                 attempt.measured_source = "pss" if self._on_cpu else "nvml"
             if attempt.stage is Stage.RUNNING:
-                if attempt.exclusive and attempt.reported:
+                self._watch_peak(attempt, now_s)
+                if attempt.exclusive and attempt.reported and attempt.settled:
                     self.moves.end_exclusivity(attempt)
                 self._watch_lease(attempt, held, now_s)
             elif attempt.stage in (Stage.ENDED, Stage.TOLD) and not attempt.released:
                 self._try_release(attempt, reading, now_s)
         self._end_trespasser()
+
+    def _watch_peak(self, attempt: Attempt, now_s: float) -> None:
+        """Take note of whether a trial still grows. Once it does not, it can do with less, and others learn of it."""
+        peak_bytes = self.peak(attempt)
+        if peak_bytes > attempt.peak_seen_bytes + _GREW_BYTES:
+            attempt.peak_seen_bytes, attempt.peak_since_s, attempt.settled = peak_bytes, now_s, False
+        elif not attempt.settled and attempt.started_at_s is not None:
+            quiet_s = now_s - (attempt.peak_since_s or attempt.started_at_s)
+            least_s = _SETTLED_READINGS * self._loop.settings.sample_s
+            attempt.settled = quiet_s >= max(least_s, _SETTLED_SHARE * (now_s - attempt.started_at_s))
+            if attempt.settled and attempt.been_around:
+                self._loop.wake()  # it can give back what it does not need
 
     def _end_trespasser(self) -> None:
         """On a GPU end a trial that no cap holds, where what it takes beyond its lease is its neighbours'."""

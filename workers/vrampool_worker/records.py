@@ -64,7 +64,7 @@ class Chronicle:
             offer.idle,
             loop.ledger.earmark,
             0 if offer.closed else loop.memory.moves.shrinkable_bytes() // (64 * 1024**2),
-            tuple((item.lease_id, item.reported and not item.exclusive) for item in running),
+            tuple((item.lease_id, item.reported and item.settled, item.exclusive) for item in running),
             tuple((item.job_id, item.execution_id) for item in loop.attempts.values()),
             tuple(loop.refused),
             loop.releases.sentences,
@@ -97,7 +97,7 @@ class Chronicle:
                 lease_bytes=item.lease_at_end_bytes,
                 measured_bytes=loop.ledger.measured(item.lease_id),
                 since=item.started_epoch_s or time.time(),
-                peak_bytes=(loop.memory.peak(item) or None) if item.reported else None,
+                peak_bytes=(loop.memory.peak(item) or None) if item.reported and item.settled else None,
                 reason=loop.ledger.said(item.lease_id),
             )
             for item in loop.attempts.values()

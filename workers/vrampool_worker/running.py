@@ -215,7 +215,7 @@ class Runner:
                 if attempt.exclusive:
                     self._loop.sampler.read_soon()
                 elif first:
-                    self._loop.wake()  # from now on it can give back what it does not need
+                    self._loop.wake()  # from now on it can give back what it does not need, if its peak is known
 
         if name == "stop_study":
             reason = f"trial {attempt.ticket.number} called study.stop()"

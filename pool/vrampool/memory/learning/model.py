@@ -28,8 +28,9 @@ from vrampool.units import MIB
 LEAST_TRIALS = 3
 #: More trials than this are not fitted: the newest are, for the time of a fit grows with the cube.
 MOST_TRIALS = 240
-#: Added before the logarithm is taken: that a tiny model needs 3 MiB and not 6 is of no interest.
-OFFSET_BYTES = 32 * MIB
+#: Added before the logarithm is taken: that a tiny model needs 3 MiB and not 6 is of no interest, and its error as a
+#: part of that would be taken for the error of large ones. With 32 MiB the recorded `cnn` reserved a tenth more.
+OFFSET_BYTES = 256 * MIB
 #: A trial that ran out of memory is taken to have needed so much more than what it had and what it asked for,
 _SHORT_OF = math.log(1.25)
 #: and one that ended well, but had to free its cache to do so, so much more than it had.
