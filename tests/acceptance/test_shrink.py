@@ -9,6 +9,7 @@ import pytest
 from optuna.trial import TrialState
 from support.fake_nvml import GIB, FakeNvml
 from support.pools import PROBE, LivePool, PoolMaker, check_invariants, facts_of, only
+from support.waiting import until
 
 from vrampool.messages import EndKind, Verdict
 from vrampool.units import MIB
@@ -72,6 +73,22 @@ def test_an_oom_by_our_own_shrinking_costs_nothing_and_is_not_repeated(gpu: Live
     assert facts_of(second).request_bytes == facts.request_bytes, "and asked for no more than before"
     assert facts_of(second).shrunk_from_bytes is None
     assert handle.progress().counts == {"COMPLETE": 1}
+
+
+def test_a_trial_of_which_little_is_known_is_lent_what_is_free_until_another_wants_it(gpu: LivePool, tmp_path):
+    """What the first one held, and half as much, is asked for the second; it takes more in one piece, and has it."""
+    env = {"MEETING": str(tmp_path)}
+    handle = gpu.submit(f"{OBJECTIVES}:second_is_larger", 2, vram="auto", env=env, max_concurrent_trials=1)
+    until(lambda: (tmp_path / "large").exists(), timeout_s=60, what="the second trial's memory")
+    neighbour = gpu.submit(f"{OBJECTIVES}:neighbour", vram="4GiB", env=env)
+    assert [trial.state for trial in neighbour.wait(60).trials] == [COMPLETE], "what it does not hold is called back"
+    _, second = handle.wait(60).trials
+    facts = facts_of(second)
+    assert (second.state, second.value, facts.num_ooms) == (COMPLETE, 4.0, 0), facts.text
+    assert facts.request_bytes is not None and facts.request_bytes < 3 * GIB
+    assert facts.shrunk_from_bytes is None, "it was left with more than it had asked for"
+    assert 4 * GIB < facts.lease_at_end_bytes < 6.5 * GIB
+    check_invariants(gpu)
 
 
 def test_a_trial_that_outgrows_its_lease_gets_more_while_there_is_room(gpu: LivePool, tmp_path):

@@ -99,6 +99,17 @@ def wait_until_shrunk(torch, limit_s=20):
     assert cap_bytes(torch) < before, "its exclusivity did not end"
 
 
+def second_is_larger(trial):
+    """The first trial holds 1 GiB. The second takes 4 at once, three times what is asked for it, then waits a while."""
+    import torch
+
+    torch.cuda.take(GIB if trial.number == 0 else 4 * GIB)
+    if trial.number:
+        signal_gate("large")
+        wait_for_gate("neighbour")
+    return torch.cuda.memory_allocated() / GIB
+
+
 # ---- out of memory -----------------------------------------------------------------------------------
 
 
