@@ -106,7 +106,7 @@ def assert_infeasible(handle: vrampool.Handle) -> None:
     last = handle.trials[-1]
     assert (last.state, last.value) == (PRUNED, None)
     assert facts_of(last).end == EndKind.INFEASIBLE
-    assert "out of memory at the full card" in facts_of(last).text
+    assert "out of memory with all that trials may have of a device" in facts_of(last).text
     assert last.constraints["vrampool:over_gib"] > 0
     progress = handle.progress()
     assert (progress.finished, progress.counts) == (1, {"PRUNED": 1})

@@ -116,7 +116,7 @@ def test_a03_escalation_reaches_the_full_card_and_ends_there(gpus: LivePool):
     assert {trial.state for trial in before} == {FAIL}
     facts = facts_of(last)
     assert (last.state, last.value, facts.end) == (PRUNED, None, EndKind.INFEASIBLE)
-    assert "out of memory at the full card" in facts.text
+    assert "out of memory with all that trials may have of a device" in facts.text
     assert last.constraints["vrampool:over_gib"] > 0
     assert handle.progress().counts == {"PRUNED": 1}
 

@@ -7,10 +7,14 @@ from dataclasses import dataclass
 
 from vrampool.memory.verdicts import Judgement, MemoryFault, MemoryKind, VerdictNumbers, classify_log, judge
 from vrampool.messages import EndKind, Outcome, OutcomeKind, Verdict
-from vrampool.units import format_bytes
+from vrampool.units import MIB, format_bytes
 from vrampool_worker.attempts import Attempt
 
 _GUILTY = (Verdict.CULPRIT, Verdict.UNKNOWN)
+
+
+#: Less free memory than this is what allocators and drivers leave.
+_WORTH_A_WORD_BYTES = 512 * MIB
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,10 @@ def _out_of_memory(attempt: Attempt, place: Place, fault: MemoryFault, text: str
     infeasible = judgement.verdict in _GUILTY and _had_all(attempt, place, lease_bytes)
     words = "out of memory"
     if infeasible:
-        words = f"out of memory at the full card ({format_bytes(place.largest_budget_bytes)})"
+        words = f"out of memory with all that trials may have of a device ({format_bytes(place.largest_budget_bytes)}"
+        spare_bytes = (fault.free_bytes or 0) - (fault.asked_bytes or 0)
+        more = place.device_kind == "cuda" and spare_bytes > _WORTH_A_WORD_BYTES
+        words += "; the device itself has more: a larger --budget lets them have it)" if more else ")"
     return End(
         EndKind.OOM,
         f"{words}: {judgement.reason}. {text}".strip(),
