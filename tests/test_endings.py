@@ -126,7 +126,7 @@ def test_an_oom_below_the_lease_it_had_before_is_ours_and_beyond_it_its_own() ->
 
 @pytest.mark.parametrize(("free", "told"), [(4, True), (1, False)])
 def test_what_fits_the_card_and_not_its_budget_is_told_so(free: int, told: bool) -> None:
-    memory = {"device": "cuda", "asked_bytes": GIB, "allowed_bytes": 19 * GIB, "free_bytes": free * GIB}
+    memory = {"device": "cuda", "asked_bytes": GIB // 2, "allowed_bytes": 19 * GIB, "free_bytes": free * GIB}
     end = end_of(attempt(Outcome(OutcomeKind.OOM, memory=memory), lease_bytes=20 * GIB, lease_at_end_bytes=20 * GIB))
     assert end.infeasible and "all that trials may have of a device" in end.text
     assert ("a larger --budget" in end.text) is told
