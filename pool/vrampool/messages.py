@@ -152,6 +152,7 @@ class ChildStart(_Message):
     seed: int = 0  #: for random, numpy and torch, from study and trial number
     sample_interval_s: float = 0.5
     slots: int = 1  #: trials that may run at once on this host
+    look_for: tuple[str, ...] = ()  #: modules of which the outcome says whether they were imported
 
     @classmethod
     def from_json(cls, raw: Any) -> Self:
@@ -196,9 +197,11 @@ class Outcome(_Message):
     sample: dict[str, Any] = field(default_factory=dict)  #: the last `MemorySample`
     exit_code: int | None = None  #: SystemExit's code, when that was raised
     loading: bool = False  #: failed before the objective ran: it could not be imported or opened
+    imported: tuple[str, ...] = ()  #: of `ChildStart.look_for`, what its process has imported
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mro", tuple(self.mro))
+        object.__setattr__(self, "imported", tuple(self.imported))
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class Settings:
     spare_memory: str = "10%"  #: of the host's memory that children which wait may hold, over what `spares` asks for
     concurrency: str = "auto"  #: "auto": as many trials as a card gains from; "memory": as many as fit
     mps: str = "off"  #: NVIDIA's Multi-Process Service: "on", "off", "auto": where caps hold and the budget leaves room
-    preload: str = "torch,torch._dynamo"  #: modules a spare imports if they are installed; "" for none
+    preload: str = "torch,torch._dynamo?"  #: modules a spare imports; with a ?: once a trial was seen to; "" for none
     lease_ttl_s: float = 6.0  #: a worker silent for longer is taken for dead; twice this plus a beat bounds recovery
     grace_s: float = 30.0  #: after SIGTERM running trials may finish for so long
     checkpoint_dir: Path | None = None  #: of checkpoints, best shared by all hosts; None: in the state directory

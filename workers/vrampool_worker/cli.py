@@ -34,7 +34,11 @@ from vrampool.settings import Settings, load_settings
 @click.option(
     "--mps", type=click.Choice(["off", "on", "auto"]), help="Share the card through NVIDIA's MPS (default: off)."
 )
-@click.option("--preload", metavar="MODULES", help="What a spare process imports (default: torch,torch._dynamo).")
+@click.option(
+    "--preload",
+    metavar="MODULES",
+    help="What a spare process imports; with a ?: once a trial has (default: torch,torch._dynamo?).",
+)
 @click.option(
     "--grace", "grace_s", type=float, metavar="S", help="After SIGTERM trials may finish for so long (default: 30)."
 )

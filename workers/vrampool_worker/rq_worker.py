@@ -35,6 +35,7 @@ from vrampool_worker.beat import Beat, Heard, Held
 from vrampool_worker.children.child import Child, spawn
 from vrampool_worker.children.forkserver import ForkServer
 from vrampool_worker.children.launch import clear_scratch
+from vrampool_worker.children.preloading import Preloading
 from vrampool_worker.desk import StudyDesk
 from vrampool_worker.devices import Device, device_lock, find_devices
 from vrampool_worker.environment import child_environment
@@ -154,15 +155,15 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
         )
         told = str(self.connection.connection_pool.connection_kwargs.get("password") or "")
         environment = child_environment(os.environ, device, settings, secrets=[told])
-        modules = settings.preload_modules
+        preloading = Preloading(settings.preload_modules)
 
-        server = ForkServer(environment, modules) if settings.start_method == "forkserver" else None
+        server = ForkServer(environment, preloading.everything) if settings.start_method == "forkserver" else None
         if server is not None:
             server.start()
             self._at_end.callback(server.close)
 
         def start_child() -> Child:
-            return spawn(environment, modules, settings, server=server)
+            return spawn(environment, preloading.now, settings, server=server)
 
         loop = WorkerLoop(
             settings,
@@ -176,6 +177,7 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
             forget_job=lambda job_id: self._beat.forget(job_id),
             spawn=start_child,
         )
+        loop.preloading = preloading
         loop.mps = make_mps(loop, settings, environment, concurrency)
         connection = twin(self.connection)
         self._registry = Registry(connection, settings.pool)

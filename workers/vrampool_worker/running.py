@@ -79,6 +79,7 @@ class Runner:
             seed=opened.seed,
             sample_interval_s=self._loop.settings.sample_s,
             ceiling_bytes=self._loop.memory.ceiling(attempt),
+            look_for=self._loop.preloading.awaited,
         )
 
     def log_path(self, study_name: str, number: int) -> Path:
@@ -165,6 +166,7 @@ class Runner:
             attempt.hints.append(str(data.get("text", ""))[:500])
         elif kind is EventKind.OUTCOME:
             attempt.outcome = Outcome.from_json(data)
+            self._loop.preloading.seen(attempt.outcome.imported)
             if attempt.outcome.sample:
                 attempt.sample = MemorySample.from_json(attempt.outcome.sample)
             attempt.outcome_at_s = time.monotonic()

@@ -25,6 +25,7 @@ from vrampool_worker.audit import Audit
 from vrampool_worker.beat import Heard, Held
 from vrampool_worker.checkpoint_care import CheckpointCare
 from vrampool_worker.children.child import Child
+from vrampool_worker.children.preloading import Preloading
 from vrampool_worker.children.spares import SpareShelf
 from vrampool_worker.desk import NotOpened, Opened, StudyDesk
 from vrampool_worker.devices import Blind, Device, DeviceReading, Sampler
@@ -120,6 +121,7 @@ class WorkerLoop:
             # On a CPU the readings hold a trial to its lease; between two of them it may grow beyond.
             busy_interval_s=min(settings.sample_s, 0.1) if device.kind == "cpu" else None,
         )
+        self.preloading = Preloading(())  #: what spares import
         self.mps: MpsWatch | None = None  #: on a card whose trials run side by side through MPS
         self.mps_lacks = ""  #: why there is none, though it was asked for
         self.connected = False  #: the storage was opened

@@ -47,7 +47,11 @@ _DEVICE = [
     click.option(
         "--share", is_flag=True, default=None, help="Share devices with another pool; both need --share and a --budget."
     ),
-    click.option("--preload", metavar="MODULES", help="What a spare process imports (default: torch,torch._dynamo)."),
+    click.option(
+        "--preload",
+        metavar="MODULES",
+        help="What a spare process imports; with a ?: once a trial has (default: torch,torch._dynamo?).",
+    ),
     AGE_LIMIT,
 ]
 _SETTING_NAMES = frozenset(Settings.__dataclass_fields__)

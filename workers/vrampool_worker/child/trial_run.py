@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib  # noqa: F401  needed by the loader, and slow: imported while nobody waits
 import os
 import sys
@@ -45,7 +46,8 @@ class TrialRun:
         outcome = self._run_guarded(start, bundle)
         if self._training is not None:
             self._training.finish()
-        self._channel.send(ChildFrame.OUTCOME, **outcome.to_json())
+        imported = tuple(name for name in start.look_for if name in sys.modules)
+        self._channel.send(ChildFrame.OUTCOME, **dataclasses.replace(outcome, imported=imported).to_json())
 
     def _wait_for_start(self) -> tuple[ChildStart, bytes | None]:
         frame = self._channel.receive()

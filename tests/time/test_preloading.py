@@ -1,0 +1,42 @@
+"""What spares import ahead: also what trials were seen to import, and nothing else that was only thought of."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from optuna.trial import TrialState
+
+from vrampool.settings import Settings
+from vrampool_worker.children.preloading import Preloading
+
+#: Small modules of the standard library that nothing else imports.
+SEEN, NEVER = "sndhdr" if sys.version_info < (3, 13) else "wave", "colorsys"
+
+
+def test_a_module_with_a_mark_is_imported_ahead_once_a_trial_has_imported_it():
+    preloading = Preloading(("torch", "torch._dynamo?", "more?"))
+    assert preloading.everything == ("torch", "torch._dynamo", "more")
+    assert (preloading.now, preloading.awaited) == (("torch",), ("more", "torch._dynamo"))
+    preloading.seen(["torch._dynamo", "something else"])
+    assert (preloading.now, preloading.awaited) == (("torch", "torch._dynamo"), ("more",))
+
+
+def test_torch_is_always_and_what_its_optimizers_need_on_sight():
+    preloading = Preloading(Settings().preload_modules)
+    assert (preloading.now, preloading.awaited) == (("torch",), ("torch._dynamo",))
+
+
+def test_later_trials_find_what_the_first_one_had_to_import(make_pool, tmp_path: Path):
+    source = tmp_path / "objective.py"
+    source.write_text(
+        "import importlib, sys\n\n\ndef objective(trial):\n"
+        f"    trial.set_user_attr('there', [name in sys.modules for name in ({SEEN!r}, {NEVER!r}, 'json')])\n"
+        f"    importlib.import_module({SEEN!r})\n    return 1.0\n"
+    )
+    pool = make_pool(preload=f"json,{SEEN}?,{NEVER}?", max_trials=1)
+    trials = pool.run(f"{source}:objective", 4, max_concurrent_trials=1).trials
+    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 4
+    there = [trial.user_attrs["there"] for trial in trials]
+    assert there[0] == [False, False, True]
+    assert there[-1] == [True, False, True], "spares that were made since have it"
