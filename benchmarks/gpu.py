@@ -16,7 +16,7 @@ import random
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,28 +95,42 @@ def rows_of_verdicts(attempts: Sequence[Mapping[str, Any]], card_gib: float) -> 
     ]
 
 
-def measure(out: Path, trials: int, card_gib: float, share_beyond: float) -> list[Row]:
-    """Run both parts; write what was measured to `out`."""
+def measure(out: Path, trials: int, card_gib: float, share_beyond: float, limit_s: float) -> Iterator[list[Row]]:
+    """Run both parts; return the rows of each, and write what was measured to `out`, as soon as it has run.
+
+    Args:
+        out: New folder.
+        trials: Of each part.
+        card_gib: Size of the card.
+        share_beyond: Part of the second part's trials that are larger.
+        limit_s: Limit of each part; what has not run by then is told, and the rest is judged.
+    """
     ballast = Ballast(int(card_gib * GIB))
     try:
         with card_pool(out / "state", int(card_gib * GIB), ballast.used_bytes) as pool:
             history = History(pool.connection, pool.settings.pool)
             options: dict[str, Any] = {"sampler": optuna.samplers.RandomSampler(seed=1)}
+            options |= {"timeout": limit_s}
             small = points(trials, card_gib, 0.0)
             one = pool.submit(
                 f"{OBJECTIVES}:sized", trials, study_name="one-by-one", points=small, max_concurrent_trials=1, **options
             ).wait()
             releases = history.releases("one-by-one")
             baseline_bytes = min(int(item["used_before_bytes"] or 0) for item in releases)
+            found: dict[str, Any] = {"one": one.progress().counts, "releases": releases}
+            (out / "figures.json").write_text(json.dumps(found, indent=1))
+            yield rows_of_release(releases, baseline_bytes)
             mixed = points(trials, card_gib, share_beyond, seed=2)
             many = pool.submit(f"{OBJECTIVES}:sized", trials, study_name="mixed", points=mixed, **options).wait()
             samples = [item for device in pool.devices() for item in history.samples(device.device_id)]
             attempts = [_attempt(trial) for trial in many.trials if "vrampool:attempt" in trial.user_attrs]
-            found = {"one": one.progress().counts, "many": many.progress().counts, "attempts": attempts}
-            (out / "figures.json").write_text(json.dumps(found | {"releases": releases}, indent=1))
+            found |= {"many": many.progress().counts, "attempts": attempts}
+            (out / "figures.json").write_text(json.dumps(found, indent=1))
     finally:
         ballast.close()
-    return rows_of_release(releases, baseline_bytes) + rows_of_caps(samples) + rows_of_verdicts(attempts, card_gib)
+    left_out = trials - many.progress().finished
+    rows = [Row("left out, for the time was up", f"{left_out} of {trials}")] if left_out else []
+    yield rows_of_caps(samples) + rows_of_verdicts(attempts, card_gib) + rows
 
 
 def _attempt(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
@@ -154,11 +168,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trials", type=int, default=100, help="trials of each part (default: 100)")
     parser.add_argument("--card", type=float, default=24.0, help="GiB of the card that are left free (default: 24)")
     parser.add_argument("--beyond", type=float, default=0.2, help="share of trials larger than that (default: 0.2)")
-    parser.add_argument("--out", type=Path, help="folder for figures and state (default: a temporary one)")
+    parser.add_argument("--limit-s", type=float, default=600, help="seconds for each part (default: 600)")
+    parser.add_argument("--out", type=Path, help="new folder for figures and state (default: a temporary one)")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     given = parser.parse_args(arguments)
     if given.trials < 1 or given.card <= 0 or not 0 <= given.beyond <= 1:
         parser.error("--trials and --card must be more than 0, and --beyond a share from 0 to 1")
+    if given.limit_s <= 0:
+        parser.error("--limit-s must be more than 0")
+    if given.out and given.out.exists() and any(given.out.iterdir()):
+        parser.error(f"--out: {given.out} is not empty; name a new folder")
     reason = obstacle()
     if reason:
         print(f"error: it needs an NVIDIA GPU with torch: {reason}", file=sys.stderr)
@@ -167,8 +186,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="vrampool-gpu-") as folder:
         out = (given.out or Path(folder)).resolve()
         out.mkdir(parents=True, exist_ok=True)
-        rows = measure(out, given.trials, given.card, given.beyond)
-    Console(width=110).print(table(rows, f"GPU 0 as a card of {given.card:g} GiB"))
+        rows = []
+        for part in measure(out, given.trials, given.card, given.beyond, given.limit_s):
+            Console(width=110).print(table(part, f"GPU 0 as a card of {given.card:g} GiB"))
+            rows += part
     if given.json:
         given.json.write_text(json.dumps([row.to_json() for row in rows], indent=1))
     return 1 if any(row.kept is False for row in rows) else 0

@@ -97,14 +97,22 @@ def test_without_a_card_it_says_so_and_ends_with_code_2(gpu, monkeypatch, capsys
 
 
 def test_the_goals_are_printed_and_one_that_is_missed_fails_the_run(gpu, monkeypatch, capsys, tmp_path):
-    measured = gpu.rows_of_release([release(0)], 0) + gpu.rows_of_caps([sample((3 * GIB, GIB))])
+    measured = [gpu.rows_of_release([release(0)], 0), gpu.rows_of_caps([sample((3 * GIB, GIB))])]
     monkeypatch.setattr(gpu, "obstacle", lambda: "")
-    monkeypatch.setattr(gpu, "measure", lambda out, trials, card, beyond: measured)
+    monkeypatch.setattr(gpu, "measure", lambda *_: iter(measured))
     assert gpu.main(["--card", "16", "--json", str(tmp_path / "rows.json")]) == 1
     printed = re.sub(r"\s+", " ", capsys.readouterr().out)
     assert "GPU 0 as a card of 16 GiB" in printed and "0 MiB 0 MiB kept" in printed
     assert "2048 MiB <= 64 MiB missed" in printed
     assert [row["kept"] for row in json.loads((tmp_path / "rows.json").read_text())] == [None, True, None, False]
+
+
+def test_a_folder_of_an_earlier_run_is_refused(gpu, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(gpu, "obstacle", lambda: "")
+    (tmp_path / "figures.json").touch()
+    with pytest.raises(SystemExit, match="2"):
+        gpu.main(["--out", str(tmp_path)])
+    assert "is not empty; name a new folder" in capsys.readouterr().err
 
 
 def test_it_is_one_command():
