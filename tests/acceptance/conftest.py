@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.card import baseline_bytes
 from support.parts import show_logs as pytest_runtest_makereport
 from support.pools import LivePool, PoolMaker
 from support.surroundings import own_settings
 
-__all__ = ["own_settings", "pytest_runtest_makereport"]
+__all__ = ["baseline_bytes", "own_settings", "pytest_runtest_makereport"]
 
 OBJECTIVES = Path(__file__).with_name("objectives.py")
 

@@ -33,12 +33,6 @@ COMPLETE, FAIL = TrialState.COMPLETE, TrialState.FAIL
 
 
 @pytest.fixture(scope="module")
-def baseline_bytes() -> int:
-    """What is in use before the pool is there."""
-    return used_bytes()
-
-
-@pytest.fixture(scope="module")
 def started(own_settings: None, baseline_bytes: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePool]:
     maker = PoolMaker(lambda: tmp_path_factory.mktemp("card"))
     try:

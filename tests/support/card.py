@@ -55,6 +55,12 @@ def used_bytes() -> int:
     return int(memory().used)
 
 
+@pytest.fixture(scope="module")
+def baseline_bytes() -> int:
+    """What is in use of the card before a module's pool is there; folders that use it import it in their conftest.py."""
+    return used_bytes()
+
+
 def compute_processes() -> dict[int, int | None]:
     """Pids on the card with what they hold, as the driver names them."""
     return {item.pid: item.usedGpuMemory for item in pynvml.nvmlDeviceGetComputeRunningProcesses(handle())}

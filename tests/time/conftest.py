@@ -7,13 +7,14 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from support.card import baseline_bytes
 from support.parts import show_logs as pytest_runtest_makereport
 from support.pools import PoolMaker
 from support.stepped_pool import SteppedPool, stepped_pool
 from support.surroundings import own_settings
 from support.valkey import valkey  # noqa: F401
 
-__all__ = ["own_settings", "pytest_runtest_makereport"]
+__all__ = ["baseline_bytes", "own_settings", "pytest_runtest_makereport"]
 
 
 @pytest.fixture

@@ -22,12 +22,6 @@ pytestmark = on_card
 COMPLETE = TrialState.COMPLETE
 
 
-@pytest.fixture(scope="module")
-def baseline_bytes() -> int:
-    """What is in use before a pool is there."""
-    return used_bytes()
-
-
 def test_with_a_budget_of_85_percent_auto_leaves_mps_off_and_says_why(
     make_pool: PoolMaker, baseline_bytes: int
 ) -> None:

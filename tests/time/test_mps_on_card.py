@@ -25,12 +25,6 @@ COMPLETE, FAIL = TrialState.COMPLETE, TrialState.FAIL
 
 
 @pytest.fixture(scope="module")
-def baseline_bytes() -> int:
-    """What is in use before the pool is there."""
-    return used_bytes()
-
-
-@pytest.fixture(scope="module")
 def started(
     own_settings: None, baseline_bytes: int, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[LivePool, MpsProcesses]]:

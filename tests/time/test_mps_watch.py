@@ -114,14 +114,20 @@ def test_a_trial_is_asked_for_once_it_uses_the_card(daemon):
     assert daemon.closed
 
 
-def test_when_one_is_no_client_nothing_more_is_given_to_mps(daemon):
-    """It would be held by torch's cap alone, and the next one too."""
+def asked_of_seven_and_told_of_eight(daemon: PaperDaemon) -> tuple[Bench, Any]:
+    """A trial that was given to MPS; the daemon, asked for it, will name another process as its only client."""
     bench = Bench(daemon)
     bench.await_(lambda: bench.watch.state == "on")
     trial = bench.trial(7)
     bench.watch.place(trial)
     daemon.found = {8}
     bench.watch.on_sample(trial)
+    return bench, trial
+
+
+def test_when_one_is_no_client_nothing_more_is_given_to_mps(daemon):
+    """It would be held by torch's cap alone, and the next one too."""
+    bench, trial = asked_of_seven_and_told_of_eight(daemon)
     bench.await_(lambda: trial.mps_client is not None)
     assert trial.mps_client is False
     assert bench.watch.told() == MpsState("off", "digits/7 was given to MPS and runs without it (its clients are [8])")
@@ -132,12 +138,7 @@ def test_when_one_is_no_client_nothing_more_is_given_to_mps(daemon):
 
 def test_one_that_ended_before_the_daemon_was_asked_says_nothing_of_mps(daemon):
     """Its last sample may be heard when it has left the daemon already."""
-    bench = Bench(daemon)
-    bench.await_(lambda: bench.watch.state == "on")
-    trial = bench.trial(7)
-    bench.watch.place(trial)
-    daemon.found = {8}
-    bench.watch.on_sample(trial)
+    bench, trial = asked_of_seven_and_told_of_eight(daemon)
     trial.outcome = "value"
     bench.await_(lambda: not bench.watch._checking)
     assert trial.mps_client is None and bench.watch.state == "on"

@@ -13,8 +13,8 @@ from vrampool_worker.attempts import Attempt
 _GUILTY = (Verdict.CULPRIT, Verdict.UNKNOWN)
 
 
-#: Less free memory than this is what allocators and drivers leave.
-_WORTH_A_WORD_BYTES = 512 * MIB
+#: Free memory of a device that no larger budget would make use of.
+_LEFT_BY_ALLOCATORS_BYTES = 512 * MIB
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _out_of_memory(attempt: Attempt, place: Place, fault: MemoryFault, text: str
     if infeasible:
         words = f"out of memory with all that trials may have of a device ({format_bytes(place.largest_budget_bytes)}"
         spare_bytes = (fault.free_bytes or 0) - (fault.asked_bytes or 0)
-        more = place.device_kind == "cuda" and spare_bytes > _WORTH_A_WORD_BYTES
+        more = place.device_kind == "cuda" and spare_bytes > _LEFT_BY_ALLOCATORS_BYTES
         words += "; the device itself has more: a larger --budget lets them have it)" if more else ")"
     return End(
         EndKind.OOM,

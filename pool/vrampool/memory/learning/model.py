@@ -24,7 +24,7 @@ from vrampool.memory.peaks import PastPeak
 from vrampool.units import MIB
 
 #: With fewer whole peaks nothing is learned: nothing would be known of the error. From two the request came to four to
-#: six times the peak, where half as much above the largest one did (recorded peaks, `benchmarks/learning.py`).
+#: seven times the peak, where half as much above the largest one did (recorded peaks, `benchmarks/learning.py`).
 LEAST_TRIALS = 3
 #: More trials than this are not fitted: the newest are, for the time of a fit grows with the cube.
 MOST_TRIALS = 240
