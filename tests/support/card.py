@@ -57,7 +57,7 @@ def used_bytes() -> int:
 
 @pytest.fixture(scope="module")
 def baseline_bytes() -> int:
-    """What is in use of the card before a module's pool is there; folders that use it import it in their conftest.py."""
+    """What is in use of the card before a module has a pool; each folder's conftest.py imports it."""
     return used_bytes()
 
 
