@@ -297,10 +297,25 @@ def test_nothing_is_lent_beyond_the_wish_nor_to_whoever_could_not_give_it_back(l
     loop.moves.lend(wishes, 3 * GIB, loop.card.now_s)
     says = loop.run("c", 2 * GIB, 0, vram="2GiB", around=False)
     loop.moves.lend(says, 9 * GIB, loop.card.now_s)
-    loop.mps = object()
-    client = loop.run("d", 2 * GIB, 0, around=False)
-    loop.moves.lend(client, 9 * GIB, loop.card.now_s)
-    assert [item.lease_at_end_bytes // GIB for item in (sure, wishes, says, client)] == [2, 3, 2, 2]
+    assert [item.lease_at_end_bytes // GIB for item in (sure, wishes, says)] == [2, 3, 2]
+
+
+def test_a_client_of_mps_is_lent_as_others_and_grows_back_to_what_it_began_with_and_no_further(loop: Loop) -> None:
+    """The driver's limit is fixed at its start: a larger cap would be a promise that the driver does not keep."""
+    attempt = loop.run("a", 4 * GIB, 0, around=False)
+    attempt.started_at_s = loop.card.now_s
+    loop.moves.lend(attempt, 8 * GIB, loop.card.now_s)
+    attempt.mps, attempt.mps_limit_bytes = True, attempt.lease_bytes
+    assert attempt.mps_limit_bytes == 8 * GIB
+    loop.short(loop.card.free_bytes + 2 * GIB)
+    loop.answer(attempt, held=4 * GIB)
+    loop.moves.on_reading()
+    assert attempt.lease_at_end_bytes < 6 * GIB
+    loop.moves.on_asked(attempt, 7 * GIB, loop.card.now_s)
+    assert attempt.lease_at_end_bytes == 8 * GIB
+    loop.moves.on_asked(attempt, 8 * GIB, loop.card.now_s)
+    assert attempt.lease_at_end_bytes == 8 * GIB
+    assert "MPS" in str(attempt.refused_growth)
 
 
 def test_a_lease_that_falls_below_what_was_asked_for_is_a_shrunk_one_all_the_same(loop: Loop) -> None:

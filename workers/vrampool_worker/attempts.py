@@ -110,6 +110,7 @@ class Attempt:
     hints: list[str] = field(default_factory=list)
     gaps: GapWatch | None = None  #: since its first sample
     mps: bool = False  #: it was started as a client of MPS
+    mps_limit_bytes: int = 0  #: what the driver then lets it have, until its end
     mps_reason: str = ""  #: why not, on a card with MPS
     mps_client: bool | None = None  #: as the daemon says; None: not asked yet
     dropped: str | None = None  #: not ours any more: nothing is told, for this reason

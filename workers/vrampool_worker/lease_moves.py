@@ -71,8 +71,8 @@ class LeaseMoves:
             wish_bytes: What nearly all such trials would do with; None: its request is that.
             now_s: Now.
         """
-        # The driver holds a client of MPS to what it begins with: nothing could be called back.
-        if self._on_cpu or self._loop.mps is not None or attempt.exclusive or attempt.declared or wish_bytes is None:
+        # A client of MPS, too: the driver's limit then is the lent lease, and what is called back torch's cap takes away.
+        if self._on_cpu or attempt.exclusive or attempt.declared or wish_bytes is None:
             return
         lease_bytes = attempt.lease_at_end_bytes
         to_bytes = min(wish_bytes, lease_bytes + self._loop.ledger.offer(now_s).room_bytes // 2)
@@ -245,9 +245,12 @@ class LeaseMoves:
     def grow(self, attempt: Attempt, held_bytes: int, now_s: float) -> str:
         """Give a trial a larger lease for what it holds, as far as there is room; return the ledger's sentence."""
         loop = self._loop
+        to_bytes = int(held_bytes * _GROW_TO)
         if attempt.mps:
-            return "the driver holds a client of MPS to what it began with"
-        decision = loop.ledger.grow(attempt.lease_id, int(held_bytes * _GROW_TO), now_s)
+            to_bytes = min(to_bytes, attempt.mps_limit_bytes)
+            if to_bytes <= attempt.lease_at_end_bytes:
+                return "the driver holds a client of MPS to what it began with"
+        decision = loop.ledger.grow(attempt.lease_id, to_bytes, now_s)
         if decision.lease_bytes > attempt.lease_at_end_bytes:
             _log.info("%s: %s", attempt.label, decision.reason)
             attempt.lease_at_end_bytes = decision.lease_bytes

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from vrampool.health import TOUCH_S, SignOfLife
-from vrampool.queueing import ROOM, Subscription
+from vrampool.queueing import Subscription, calls
 from vrampool.queueing.outputs import COMMAND
 from vrampool.storage import FINAL_STATES
 from vrampool_worker.beat import Beat
@@ -63,8 +63,7 @@ class Listener:
             self._loop.audit.look()
         if any(str(event.get("state")) in FINAL_STATES for event in found):
             self._loop.checkpoints.sweep()
-        # That a trial ended elsewhere makes none of those that wait fit here; in a large pool one ends all the time.
-        if any(event.get("kind") not in ("told", ROOM) for event in found):
+        if any(calls(event, self._loop.name) for event in found):
             self._loop.wake()
 
     def _obey(self, message: dict[str, Any]) -> None:

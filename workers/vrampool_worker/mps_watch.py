@@ -122,7 +122,8 @@ class MpsWatch:
         if why:
             return {}
         self._clients[attempt.lease_id] = attempt
-        return self._daemon.client_env(attempt.lease_bytes)
+        attempt.mps_limit_bytes = attempt.lease_bytes
+        return self._daemon.client_env(attempt.mps_limit_bytes)
 
     def on_sample(self, attempt: Attempt) -> None:
         """A trial has begun with CUDA: ask the daemon, once, whether it is a client."""
