@@ -22,6 +22,17 @@ def test_a_module_with_a_mark_is_imported_ahead_once_a_trial_has_imported_it():
     assert (preloading.now, preloading.awaited) == (("torch", "torch._dynamo"), ("more",))
 
 
+def test_a_submission_needs_them_if_one_of_its_trials_has_imported_them_by_itself():
+    preloading = Preloading(("torch", "torch._dynamo?"))
+    assert preloading.needs("a") is None
+    preloading.note("a", ["torch", "torch._dynamo"])
+    preloading.note("b", ["torch._dynamo"])
+    assert (preloading.needs("a"), preloading.needs("b"), preloading.needs("c")) == (True, False, None)
+    for number in range(100):
+        preloading.note(str(number), [])
+    assert preloading.needs("a") is None, "an old one is forgotten"
+
+
 def test_torch_is_always_and_what_its_optimizers_need_on_sight():
     preloading = Preloading(Settings().preload_modules)
     assert (preloading.now, preloading.awaited) == (("torch",), ("torch._dynamo",))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vrampool_worker.worker import WorkerLoop
 
 _log = logging.getLogger("vrampool.worker")
-_RUNS = (Stage.OPENING, Stage.RUNNING)
+_RUNS = (Stage.OPENING, Stage.AWAITING, Stage.RUNNING)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ class Stage(StrEnum):
     """Where an attempt is. It only moves forward."""
 
     OPENING = "opening"  #: lease granted; the storage is asked for the claim
+    AWAITING = "awaiting"  #: claimed; there will be a process for it in a moment
     RUNNING = "running"  #: handed to a child
     ENDED = "ended"  #: the child and all below it are gone; the result is being told, the memory watched
     TOLD = "told"  #: the storage has the result

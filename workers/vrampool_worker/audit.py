@@ -20,7 +20,9 @@ class Audit:
 
     def look(self) -> None:
         """Compare: what was cancelled is ended, what was ended from outside is dropped."""
-        tickets = [item.ticket for item in self._loop.attempts.values() if item.stage is Stage.RUNNING]
+        tickets = [
+            item.ticket for item in self._loop.attempts.values() if item.stage in (Stage.AWAITING, Stage.RUNNING)
+        ]
         if tickets:
             self._loop.storage_lane.submit(lambda: self._loop.desk.audit(tickets), self._on_found)
 

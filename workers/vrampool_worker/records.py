@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("vrampool.worker")
 _RETRY_S = 1.0
+_UNDER_WAY = (Stage.OPENING, Stage.AWAITING, Stage.RUNNING)
 #: What trials hold changes all the time; beats carry figures that are no older than this.
 FIGURES_S = 1.0
 #: Pause between two samples of a device on which nothing runs: others' use of it is still seen.
@@ -56,7 +57,7 @@ class Chronicle:
         loop, now_s = self._loop, time.monotonic()
         offer = loop.ledger.offer(time.monotonic())
         state, reason = loop.ledger.state
-        running = [item for item in loop.attempts.values() if item.stage in (Stage.OPENING, Stage.RUNNING)]
+        running = [item for item in loop.attempts.values() if item.stage in _UNDER_WAY]
         news = (
             state,
             reason,
@@ -79,7 +80,7 @@ class Chronicle:
         jobs = tuple(
             item.job_id
             for item in loop.attempts.values()
-            if item.dropped is None and item.stage in (Stage.OPENING, Stage.RUNNING, Stage.ENDED)
+            if item.dropped is None and item.stage in (*_UNDER_WAY, Stage.ENDED)
         )
         executions = tuple(
             (item.job_id, item.execution_id)

@@ -32,10 +32,8 @@ from vrampool.settings import Settings, load_settings
 from vrampool.signing import Signer, load_secret
 from vrampool.units import parse_budget
 from vrampool_worker.beat import Beat, Heard, Held
-from vrampool_worker.children.child import Child, spawn
-from vrampool_worker.children.forkserver import ForkServer
 from vrampool_worker.children.launch import clear_scratch
-from vrampool_worker.children.preloading import Preloading
+from vrampool_worker.children.supply import Supply
 from vrampool_worker.desk import StudyDesk
 from vrampool_worker.devices import Device, device_lock, find_devices
 from vrampool_worker.environment import child_environment
@@ -155,16 +153,9 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
         )
         told = str(self.connection.connection_pool.connection_kwargs.get("password") or "")
         environment = child_environment(os.environ, device, settings, secrets=[told])
-        preloading = Preloading(settings.preload_modules)
-
-        server = ForkServer(environment, preloading.everything) if settings.start_method == "forkserver" else None
-        if server is not None:
-            server.start()
-            self._at_end.callback(server.close)
-
-        def start_child() -> Child:
-            return spawn(environment, preloading.now, settings, server=server)
-
+        supply = Supply(environment, settings)
+        self._at_end.callback(supply.close)
+        supply.start()
         loop = WorkerLoop(
             settings,
             name=self.name,
@@ -175,9 +166,8 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
             inbox=inbox,
             tell_beat=lambda held: self._beat.tell(held),
             forget_job=lambda job_id: self._beat.forget(job_id),
-            spawn=start_child,
+            supply=supply,
         )
-        loop.preloading = preloading
         loop.mps = make_mps(loop, settings, environment, concurrency)
         connection = twin(self.connection)
         self._registry = Registry(connection, settings.pool)

@@ -38,20 +38,36 @@ class Runner:
         self._loop = loop
         self.children: set[Child] = set()
         self._attempts: dict[Child, Attempt] = {}
+        self._awaiting: dict[Attempt, Opened] = {}  #: in the order in which they were claimed
 
     # ---- starting ------------------------------------------------------------------------------------
 
     def start(self, attempt: Attempt, opened: Opened) -> None:
-        """Hand a claimed trial to a child."""
+        """Hand a claimed trial to a child, or have it wait for one that is there in a moment."""
         loop = self._loop
         attempt.spec, attempt.server = opened.spec, opened.server
         attempt.request_reason = opened.request_reason
+        attempt.handed_at_s = time.monotonic()
         if opened.keep_leases:
             loop.memory.moves.keep(attempt.ticket.submission_id, opened.keep_leases)
-        child = loop.spares.take()
+        if loop.spares.soon(attempt.handed_at_s):
+            attempt.stage = Stage.AWAITING
+            self._awaiting[attempt] = opened
+        else:
+            self._hand_over(attempt, opened)
+
+    def start_awaiting(self, now_s: float) -> None:
+        """Hand over the trials that wait for a child, once that is there, or will not be soon after all."""
+        if self._awaiting and not self._loop.spares.soon(now_s):
+            for attempt in list(self._awaiting):
+                self._hand_over(attempt, self._awaiting.pop(attempt))
+
+    def _hand_over(self, attempt: Attempt, opened: Opened) -> None:
+        loop = self._loop
+        assert attempt.handed_at_s is not None
+        child = loop.spares.take(loop.supply.needs(attempt.ticket.submission_id))
         attempt.child = child
         attempt.spare = child.ready
-        attempt.handed_at_s = time.monotonic()
         attempt.started_epoch_s = time.time()
         attempt.stage = Stage.RUNNING
         loop.memory.moves.lend(attempt, opened.wish_bytes, attempt.handed_at_s)
@@ -61,7 +77,7 @@ class Runner:
         child.begin(self._message(attempt, opened), opened.bundle, Path(attempt.log_path))
         attempt.kills_before = count_kills()  # a millisecond, and the trial need not wait for it
         loop.keepers_changed()
-        loop.timers.at(attempt.handed_at_s + START_LIMIT_S, lambda: self._check_started(attempt))
+        loop.timers.at(time.monotonic() + START_LIMIT_S, lambda: self._check_started(attempt))
 
     def _message(self, attempt: Attempt, opened: Opened) -> ChildStart:
         device = self._loop.device
@@ -79,7 +95,7 @@ class Runner:
             seed=opened.seed,
             sample_interval_s=self._loop.settings.sample_s,
             ceiling_bytes=self._loop.memory.ceiling(attempt),
-            look_for=self._loop.preloading.awaited,
+            look_for=self._loop.supply.look_for,
         )
 
     def log_path(self, study_name: str, number: int) -> Path:
@@ -106,6 +122,8 @@ class Runner:
         if not attempt.end_because(kind, text):
             return
         _log.info("%s is ended: %s", attempt.label, text)
+        if attempt.stage is Stage.AWAITING:  # it ends as others do, in a process that is ended at once
+            self._hand_over(attempt, self._awaiting.pop(attempt))
         if attempt.child is None:
             return  # not started: it is ended as soon as it is, by the check in `_started`
         child = attempt.child
@@ -122,7 +140,11 @@ class Runner:
             return
         _log.warning("%s is dropped: %s", attempt.label, reason)
         attempt.dropped = reason
-        if attempt.child is not None and attempt.stage is Stage.RUNNING:
+        if attempt.stage is Stage.AWAITING:
+            del self._awaiting[attempt]
+            self._ended(attempt)
+            self._on_told(attempt, f"dropped: {reason}", None)
+        elif attempt.child is not None and attempt.stage is Stage.RUNNING:
             if attempt.mps:
                 attempt.child.ask_stop()
                 self._loop.timers.at(time.monotonic() + self._loop.settings.stop_ask_s, attempt.child.kill)
@@ -166,7 +188,7 @@ class Runner:
             attempt.hints.append(str(data.get("text", ""))[:500])
         elif kind is EventKind.OUTCOME:
             attempt.outcome = Outcome.from_json(data)
-            self._loop.preloading.seen(attempt.outcome.imported)
+            self._loop.supply.learn(attempt.ticket.submission_id, child)
             if attempt.outcome.sample:
                 attempt.sample = MemorySample.from_json(attempt.outcome.sample)
             attempt.outcome_at_s = time.monotonic()
@@ -244,12 +266,8 @@ class Runner:
         if attempt is None:
             return
         del self._attempts[child]
-        attempt.stage = Stage.ENDED
-        attempt.ended_at_s = time.monotonic()
+        self._ended(attempt)
         loop = self._loop
-        loop.keepers_changed()
-        loop.ledger.ending(attempt.lease_id, attempt.ended_at_s)
-        loop.sampler.read_soon()
         if attempt.dropped is not None:
             self._on_told(attempt, f"dropped: {attempt.dropped}", None)
             return
@@ -258,6 +276,14 @@ class Runner:
             attempt.kernel_killed = count_kills().since(attempt.kills_before)
         if loop.mps is None or not loop.mps.holds(attempt):
             self.settle(attempt)
+
+    def _ended(self, attempt: Attempt) -> None:
+        """Nothing of an attempt is left: its memory is on its way back."""
+        attempt.stage = Stage.ENDED
+        attempt.ended_at_s = time.monotonic()
+        self._loop.keepers_changed()
+        self._loop.ledger.ending(attempt.lease_id, attempt.ended_at_s)
+        self._loop.sampler.read_soon()
 
     def settle(self, attempt: Attempt) -> None:
         """Decide how an attempt ended, and tell it."""

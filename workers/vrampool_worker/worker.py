@@ -25,8 +25,8 @@ from vrampool_worker.audit import Audit
 from vrampool_worker.beat import Heard, Held
 from vrampool_worker.checkpoint_care import CheckpointCare
 from vrampool_worker.children.child import Child
-from vrampool_worker.children.preloading import Preloading
 from vrampool_worker.children.spares import SpareShelf
+from vrampool_worker.children.supply import Supply
 from vrampool_worker.desk import NotOpened, Opened, StudyDesk
 from vrampool_worker.devices import Blind, Device, DeviceReading, Sampler
 from vrampool_worker.devices.cgroups import host_bytes
@@ -60,7 +60,7 @@ class WorkerLoop:
         port: The job queue, for the queue lane.
         tell_beat: Hands what is held now to the beat.
         forget_job: Has the beat renew a job no more; blocks for a beat at most.
-        spawn: Starts a child; called from this loop's thread only.
+        supply: Starts children; called from this loop's thread only.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class WorkerLoop:
         inbox: Inbox,
         tell_beat: Callable[[Held], None],
         forget_job: Callable[[str], None],
-        spawn: Callable[[], Child],
+        supply: Supply,
     ) -> None:
         self.settings = settings
         self.name = name
@@ -103,7 +103,8 @@ class WorkerLoop:
         self._selector = selectors.DefaultSelector()
         self._selector.register(inbox, selectors.EVENT_READ, lambda _mask: inbox.run())
         spare_bytes = parse_budget(settings.spare_memory, host_bytes())
-        self.spares = SpareShelf(spawn, self._watch_child, settings.spares, memory_bytes=spare_bytes)
+        self.supply = supply
+        self.spares = SpareShelf(supply, self._watch_child, settings.spares, memory_bytes=spare_bytes)
         self.runner = Runner(self)
         self.memory = MemoryWatch(self)
         self.audit = Audit(self)
@@ -121,7 +122,6 @@ class WorkerLoop:
             # On a CPU the readings hold a trial to its lease; between two of them it may grow beyond.
             busy_interval_s=min(settings.sample_s, 0.1) if device.kind == "cpu" else None,
         )
-        self.preloading = Preloading(())  #: what spares import
         self.mps: MpsWatch | None = None  #: on a card whose trials run side by side through MPS
         self.mps_lacks = ""  #: why there is none, though it was asked for
         self.connected = False  #: the storage was opened
@@ -141,6 +141,7 @@ class WorkerLoop:
         self.sampler.start()
         if self.mps is not None:
             self.mps.start()
+        self.supply.register(self._selector)
         self.every(LOOK_S, self.wake)
         self.every(LOOK_S, self.releases.look)
         self.every(LOOK_S, self.chronicle.calibration.look)
@@ -153,6 +154,7 @@ class WorkerLoop:
                     key.data(mask)
             now_s = time.monotonic()
             self.timers.run(now_s)
+            self.runner.start_awaiting(now_s)
             if self.connected and not self._stop_requests:
                 self.spares.fill(now_s)
                 self._admit(now_s)

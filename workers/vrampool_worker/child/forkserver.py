@@ -1,8 +1,9 @@
 """The process that trials are forked from: `--start-method forkserver`. Started by a worker; nobody else should.
 
 It imports what trials need, once, and then does nothing but fork: a trial is there after some 10 ms instead of the
-seconds that importing torch takes. It must stay as good as new. It never touches a GPU and has no second thread, and
-says so before it takes the first order: a fork of a process that has either is broken in ways that show late.
+seconds that importing torch takes. Told of more that trials import, it imports that too. It must stay as good as new:
+it never touches a GPU and has no second thread, and says so each time before it takes an order to fork, for a fork of a
+process that has either is broken in ways that show late.
 
 Each trial gets a keeper of its own, as a spawned one does. The fork in between ends at once, so that the keeper comes
 up to the worker, which is a subreaper: the worker is its parent, waits for it, and both die by the same rules as if it
@@ -41,20 +42,30 @@ def serve(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     link = socket.socket(fileno=fd)
     link.set_inheritable(False)
+    fit = _prepare(link, [name for name in modules.split(",") if name])
+    process_tree.set_name("vrampool-fork")
+    while fit:
+        data, fds, _, _ = socket.recv_fds(link, 8192, 3, socket.MSG_CMSG_CLOEXEC)
+        if not data:
+            break
+        order = json.loads(data)
+        if "import" in order:
+            fit = _prepare(link, order["import"])
+        else:
+            _fork(link, order, fds, worker)
+
+
+def _prepare(link: socket.socket, modules: list[str]) -> bool:
+    """Import modules, and say whether trials may be forked from here; also return that."""
     began_s = time.perf_counter()
-    process.preload([name for name in modules.split(",") if name])
+    process.preload(modules)
     import vrampool_worker.child.trial_run  # noqa: F401  what the trial itself needs
 
     gc.collect()
     gc.freeze()  # or the first collection of each trial would write to, and so copy, every page of all modules
     refusal = why_not()
     _say(link, {"ready": not refusal, "why": refusal, "preload_s": round(time.perf_counter() - began_s, 4)})
-    process_tree.set_name("vrampool-fork")
-    while not refusal:
-        data, fds, _, _ = socket.recv_fds(link, 8192, 3, socket.MSG_CMSG_CLOEXEC)
-        if not data:
-            break
-        _fork(link, json.loads(data), fds, worker)
+    return not refusal
 
 
 def why_not() -> str:

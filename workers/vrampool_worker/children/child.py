@@ -91,7 +91,7 @@ def spawn(
     forked = launched is not None
     launched = launched or launch(environment, modules, str(scratch), python)
     keepers.keep(launched.process.pid)
-    return Child(launched, ChildLog(settings.log_bytes), forked=forked)
+    return Child(launched, ChildLog(settings.log_bytes), forked=forked, bare=not forked and not modules)
 
 
 class Child:
@@ -103,12 +103,14 @@ class Child:
         preload_s: What its imports took; 0 until READY, and for one that was forked with them.
         start_s: From its start until READY; 0 until then.
         forked: Whether it was forked from a process with everything imported.
+        bare: Whether nothing is imported ahead of its trial.
         outcome: How the objective ended; None until OUTCOME.
         log: What it prints.
     """
 
-    def __init__(self, launched: Launched, log: ChildLog, *, forked: bool = False) -> None:
+    def __init__(self, launched: Launched, log: ChildLog, *, forked: bool = False, bare: bool = False) -> None:
         self.forked = forked
+        self.bare = bare
         self.keeper_pid = launched.process.pid
         self.pid: int | None = None
         self.preload_s = 0.0

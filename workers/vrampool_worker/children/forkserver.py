@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import select
+import selectors
 import signal
 import socket
 import subprocess
@@ -26,13 +27,16 @@ ANSWER_S = 2.0
 #: A server that ended is started again, not at once and not for ever.
 _PAUSE_S = 10.0
 _MOST_STARTS = 5
+#: While the server imports, it is worth waiting for: a trial that is spawned would import the same beside it, and both
+#: would take twice as long. Once it has taken so long, something hangs, or the next process finds the files in memory.
+IMPORT_S = 30.0
 
 
 class ForkServer:
     """Starts trials by forking them from a process that has imported everything. Only the main loop calls it.
 
     Whenever it cannot, `launch` returns None and the trial is spawned: while the server imports, after it died, and
-    where its imports made it unfit to be forked.
+    where its imports made it unfit to be forked. `imports` says whether waiting for it is better than that.
 
     Args:
         environment: All of the children's environment.
@@ -42,10 +46,15 @@ class ForkServer:
     def __init__(self, environment: Mapping[str, str], modules: Sequence[str], *, python: str = sys.executable) -> None:
         self._environment = dict(environment)
         self._modules = list(modules)
+        self._more: list[str] = []  #: modules that it was told of later, and imports now
+        self._never: set[str] = set()  #: modules that it may have died of
         self._python = python
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
+        self._selector: selectors.BaseSelector | None = None
         self._starts = 0
+        self._failures = 0
+        self._imports_since_s = 0.0
         self._not_before_s = 0.0
         self.ready = False
         self.refusal = ""  #: why trials cannot be forked here at all
@@ -74,6 +83,37 @@ class ForkServer:
                 return
         orphans.of_this_process().keep(process.pid)
         self._process, self._link = process, mine
+        self._imports_since_s = time.monotonic()
+        self._listen()
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Join the main loop: it turns as soon as the server is ready, or has died, and is not waited for any more."""
+        self._selector = selector
+        self._listen()
+
+    def _listen(self) -> None:
+        if self._selector is not None and self._link is not None:
+            self._selector.register(self._link, selectors.EVENT_READ, lambda _mask: self._hear())
+
+    def imports(self, now_s: float) -> bool:
+        """Whether trials can probably be forked sooner than one that is spawned now would have its imports.
+
+        False for one that takes long, and for one that died before: it may do so again.
+        """
+        waits = self._link is not None and not self.ready and not self._failures
+        return waits and now_s - self._imports_since_s < IMPORT_S
+
+    def include(self, modules: Sequence[str]) -> None:
+        """Have the server import what it was not told of when it was started; while it imports, say it again later."""
+        news = [name for name in modules if name not in self._modules and name not in self._never]
+        if not news or not self.ready or self._link is None:
+            return
+        try:
+            self._link.send(json.dumps({"import": news}).encode())
+        except OSError as error:
+            self._pause(f"imports no more: {error}")
+            return
+        self.ready, self._more, self._imports_since_s = False, news, time.monotonic()
 
     def launch(self, scratch: str) -> Launched | None:
         """Start a trial's process, in some 10 ms; None when it must be spawned instead."""
@@ -95,23 +135,28 @@ class ForkServer:
             if time.monotonic() >= self._not_before_s:
                 self.start()
             return False
-        if self._link is None or self.ready:
-            return self.ready
+        if self._link is not None and not self.ready:
+            self._hear()
+        return self.ready
+
+    def _hear(self) -> None:
+        """Take what the server says by itself: that it is ready, or that it is no more."""
         try:
             news = self._answer(0.0)
         except TimeoutError:
-            return False  # still importing
+            return  # still importing
         except (OSError, ValueError) as error:
-            self._pause(f"ended while it imported: {error}")
-            return False
+            self._pause("has ended" if self.ready else f"ended while it imported: {error}")
+            return
         self.ready = bool(news.get("ready"))
         if not self.ready:
             self.refusal = str(news.get("why"))
             _log.warning("trials are spawned, not forked: %s", self.refusal)
             self.close()
-        else:
-            _log.info("trials are forked from process %s, ready after %s s", self.pid, news.get("preload_s"))
-        return self.ready
+            return
+        _log.info("trials are forked from process %s, ready after %s s", self.pid, news.get("preload_s"))
+        self._modules += self._more
+        self._more = []
 
     def _answer(self, wait_s: float) -> dict[str, Any]:
         assert self._link is not None
@@ -127,12 +172,18 @@ class ForkServer:
     def _pause(self, why: str) -> None:
         _log.warning("the process that trials are forked from %s; they are spawned", why)
         self.close()
+        self._failures += 1
+        self._never.update(self._more)
+        self._more = []
         self._not_before_s = time.monotonic() + _PAUSE_S
 
     def close(self) -> None:
         """End the server; trials that were forked from it go on. May be called twice."""
         self.ready = False
         if self._link is not None:
+            if self._selector is not None:
+                with contextlib.suppress(KeyError):  # the main loop has ended, and its selector with it
+                    self._selector.unregister(self._link)
             self._link.close()
             self._link = None
         if self._process is not None:

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from vrampool_worker.children.child import Child
 
@@ -36,33 +37,57 @@ _CORES_PER_START = 2
 _HANDOVER_S = 0.25
 #: Trials come in bursts: so long more may wait than are wanted before one after another is let go.
 _SURPLUS_S = 30.0
+#: What a child that imports nothing ahead takes to be ready, about.
+_QUICK_S = 0.3
+#: A new worker makes one that imports nothing first. If no trial comes for so long there is time for the others.
+_FIRST_S = 1.0
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Source(Protocol):
+    """Where children come from: `supply.Supply`. Called from the main loop only."""
+
+    def spawn(self, full: bool) -> Child:
+        """Start a child; unless it is `full`, it imports nothing ahead."""
+
+    def cheap(self) -> bool:
+        """Whether a child is ready almost at once: it imports nothing ahead, or is forked."""
+
+    def soon(self, now_s: float) -> bool:
+        """Whether children will be cheap in a moment; until then none is made."""
 
 
 class SpareShelf:
     """Keeps some children waiting.
 
+    A trial gets one that is ready. Where there is none, it gets one that imports nothing ahead rather than one that is
+    in the middle of its imports, for it may need none of them; unless it is known to need them, or they are nearly
+    done. So the first child of a new worker imports nothing either.
+
     Args:
-        spawn: Starts a child; called from the main loop only.
+        source: Starts children.
         watch: Registers a child's descriptors with the loop's selector.
         count: How many wait at least; 0: none, ever.
         memory_bytes: What all that wait may hold of the host's memory, those beyond `count` included; None: nothing
             but `count` wait.
         cores: Of the host, for starting several at once.
         private_bytes: Returns what a waiting child holds for itself; replaced by tests.
+        needed: Whether some trial could use another one; asked where children are not cheap.
     """
 
     def __init__(
         self,
-        spawn: Callable[[], Child],
+        source: Source,
         watch: Callable[[Child], None],
         count: int,
         *,
         memory_bytes: int | None = None,
         cores: int | None = None,
         private_bytes: Callable[[int], int] | None = None,
+        needed: Callable[[float], bool] = lambda now_s: True,
     ) -> None:
-        self._spawn = spawn
+        self._source = source
+        self._needed = needed
         self._watch = watch
         self._count = count
         self._memory_bytes = memory_bytes
@@ -78,11 +103,17 @@ class SpareShelf:
         self._early: list[Child] = []  #: taken before they were ready
         self._surplus_since_s: float | None = None
         self._hold_until_s = 0.0
+        self._opened_s: float | None = None
+        self._quick: Child | None = None  #: imports nothing, and waits until others do
 
     @property
     def waiting(self) -> int:
-        """Return how many wait or are on their way."""
+        """Return how many wait or are on their way, with everything imported."""
         return len(self._waiting)
+
+    def soon(self, now_s: float) -> bool:
+        """Whether it is better to wait for a child than to start one now."""
+        return self._source.soon(now_s)
 
     def wanted(self, now_s: float) -> int:
         """Return how many should wait now."""
@@ -98,22 +129,35 @@ class SpareShelf:
         by_memory = self._memory_bytes // self._each_bytes if self._each_bytes else self._count + 1
         return max(self._count, min(by_rate, by_memory))
 
-    def take(self) -> Child:
-        """Return a child for a trial: one that is ready, else one that is on its way, else a new one."""
+    def take(self, needs: bool | None = None) -> Child:
+        """Return a child for a trial: one that is ready, else one on its way, or a new one, as is said above.
+
+        Args:
+            needs: Whether the trial needs what is imported ahead; None: nobody knows yet.
+        """
         now_s = time.monotonic()
         self._takes.append(now_s)
-        for child in self._waiting:
-            if child.ready:
-                self._hold_until_s = now_s + _HANDOVER_S
-                self._look_at(child)
-                self._waiting.remove(child)
-                self._failures = 0
-                return child
-        if self._waiting:
+        self._hold_until_s = now_s + _HANDOVER_S
+        ready = next((child for child in self._waiting if child.ready), None)
+        if ready is not None:
+            self._look_at(ready)
+            self._waiting.remove(ready)
+            self._failures = 0
+            return ready
+        cheap = self._source.cheap()
+        if self._waiting and (cheap or needs or self._nearly_ready(self._waiting[0], now_s)):
             self._early.append(self._waiting.pop(0))
-        else:
-            self._early.append(self._start())
-        return self._early[-1]
+            return self._early[-1]
+        if self._quick is not None:
+            quick, self._quick = self._quick, None
+            return quick
+        child = self._start(cheap or bool(needs))
+        if cheap or needs:
+            self._early.append(child)
+        return child
+
+    def _nearly_ready(self, child: Child, now_s: float) -> bool:
+        return 0 < self._ready_s <= now_s - child.spawned_at_s + _QUICK_S
 
     def begun(self) -> None:
         """A trial has begun: what was taken needs the processor no more than others."""
@@ -124,7 +168,7 @@ class SpareShelf:
 
         What waits beyond that for long is let go: the host's memory is the trials'.
         """
-        if now_s < self._paused_until_s or now_s < self._hold_until_s:
+        if now_s < self._paused_until_s or now_s < self._hold_until_s or self._source.soon(now_s):
             return
         for child in self._waiting:
             if child.ready:
@@ -134,11 +178,27 @@ class SpareShelf:
             self._ready_s = max(child.start_s, self._ready_s * 0.8)
             if not self._each_bytes and child.ready:  # its trial has hardly begun
                 self._each_bytes = self._private_bytes(child.pid or 0)
+        cheap = self._source.cheap()
+        if not cheap and self._count and self._quick_first(now_s):
+            return
         missing = self.wanted(now_s) - len(self._waiting)
         self._let_go(-missing, now_s)
         coming = sum(not child.ready for child in self._waiting)
         for _ in range(min(missing, self._starts_at_once - coming)):
-            self._waiting.append(self._start())
+            if not cheap and not self._needed(now_s):
+                return
+            self._waiting.append(self._start(True))
+
+    def _quick_first(self, now_s: float) -> bool:
+        """See to the first child, which imports nothing; True while the others had better wait for it or its trial."""
+        if self._opened_s is None:
+            self._opened_s = now_s
+            if not self._takes:
+                self._quick = self._start(False)
+        if self._quick is not None and any(child.ready for child in self._waiting):
+            self._quick.kill()
+            self._quick = None
+        return not self._takes and now_s - self._opened_s < _FIRST_S
 
     def _let_go(self, surplus: int, now_s: float) -> None:
         """End one that waits in vain, once there have been too many for long."""
@@ -159,9 +219,12 @@ class SpareShelf:
 
     def gone(self, child: Child) -> bool:
         """Note that a child ended. True when it was a spare."""
-        if child not in self._waiting:
+        if child is self._quick:
+            self._quick = None  # as with the others, what broke it is told below
+        elif child in self._waiting:
+            self._waiting.remove(child)
+        else:
             return False
-        self._waiting.remove(child)
         if not self._count:
             return True  # the shelf is closing: it was told to end
         self._failures += 1
@@ -171,16 +234,16 @@ class SpareShelf:
         return True
 
     def holds(self, child: Child) -> bool:
-        return child in self._waiting
+        return child is self._quick or child in self._waiting
 
     def close(self) -> None:
         """End all that wait."""
         self._count = 0
-        for child in self._waiting:
+        for child in (*self._waiting, *([self._quick] if self._quick is not None else ())):
             child.kill()
 
-    def _start(self) -> Child:
-        child = self._spawn()
+    def _start(self, full: bool) -> Child:
+        child = self._source.spawn(full)
         self._watch(child)
         return child
 
