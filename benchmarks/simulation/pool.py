@@ -13,7 +13,7 @@ import math
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,6 +88,7 @@ class Outcome:
     bytes: dict[str, int] = field(default_factory=dict)  #: to and from the server by role
     hints: int = 0  #: each goes to every worker
     questions: int = 0  #: of workers
+    calls_again: int = 0  #: of the coordinator, to workers other than those it had called before
     server_s: float = 0.0  #: what the server worked
 
     @property
@@ -175,7 +176,7 @@ class SimulatedPool:
         self._with_room = dict.fromkeys(device.name for device in self._devices)
         self._by_name = {device.name: device for device in self._devices}
         connection = self._server.client(WORKERS)
-        self._registry = Registry(connection, name)
+        self._registries = {device.name: Registry(connection, name) for device in self._devices}
         self._ports = {
             device.name: QueuePort(connection, name, device.name, self._signer, execution_ttl_s=int(LIFE_S))
             for device in self._devices
@@ -206,21 +207,29 @@ class SimulatedPool:
 
     @contextmanager
     def _noticing(self) -> Iterator[None]:
-        """See what the coordinator puts into the queue: workers hear of it while its turn goes on."""
-        enqueue = JobQueue.enqueue
+        """See what the coordinator puts into the queue, and whom it calls: they hear of it while its turn goes on."""
+        enqueue, call = JobQueue.enqueue, JobQueue.call
 
-        def noticed(queue: JobQueue, *args: Any, **kwargs: Any) -> list[str]:
-            put = enqueue(queue, *args, **kwargs)
+        def noticed(queue: JobQueue, *args: Any, workers: Sequence[str] | None = None, **kwargs: Any) -> list[str]:
+            put = enqueue(queue, *args, workers=workers, **kwargs)
             self._pass_turn()
             self._created += len(put)
             if put:
-                self._hint(to_workers=True)
+                self._call(workers)
             self._begin_segment()
             return put
 
+        def called(queue: JobQueue, workers: Sequence[str] | None) -> None:
+            call(queue, workers)
+            self._pass_turn()
+            self.outcome.calls_again += 1
+            self._call(workers)
+            self._begin_segment()
+
         # The coordinator's lease ends by the server's clock, and simulating a turn takes longer than the turn.
         lead = self._server.keeping(Names(self._settings.pool).leader)
-        with mock.patch.object(JobQueue, "enqueue", noticed), self._server.counting(), lead:
+        patches = mock.patch.object(JobQueue, "enqueue", noticed), mock.patch.object(JobQueue, "call", called)
+        with patches[0], patches[1], self._server.counting(), lead:
             yield
 
     # ---- the whole -----------------------------------------------------------------------------------
@@ -306,12 +315,15 @@ class SimulatedPool:
             call(*args)
         self.now_s = to_s
 
-    def _hint(self, *, to_workers: bool) -> None:
-        """Somebody published that something changed: the coordinator looks, and the workers that can do with it."""
+    def _call(self, workers: Sequence[str] | None) -> None:
+        """The coordinator called workers to what waits; None: all, of which those with room ask."""
         self.outcome.hints += 1
-        self._woken = True
-        if to_workers:
+        if workers is None:
             self._wake_all()
+        else:
+            for name in workers:
+                if name in self._with_room:
+                    self._wake(self._by_name[name])
 
     def _wake_all(self) -> None:
         for name in self._with_room:
@@ -370,7 +382,8 @@ class SimulatedPool:
         job_id, lasted_s = running.taken.job_id, self.now_s - running.since_s
         self._ports[device.name].finish(job_id, running.execution_id, "finished", "", lasted_s)
         self._server.charge(self._server.took(), self.now_s)
-        self._hint(to_workers=False)
+        self.outcome.hints += 1
+        self._woken = True
         if device.name in self._with_room:
             self._wake(device)
 
@@ -380,4 +393,6 @@ class SimulatedPool:
             self._with_room[device.name] = None
         else:
             self._with_room.pop(device.name, None)
-        self._registry.beat(device.record(self.now_s), LIFE_S)
+        if self._registries[device.name].beat(device.record(self.now_s), LIFE_S):
+            self.outcome.hints += 1
+            self._woken = True

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
-from vrampool.coordinator.depth import Room, wants_another
+from vrampool.coordinator.depth import Outlook, Room, fits
 from vrampool.units import GIB
 
 BUSY = Room("GPU-1", 10 * GIB, idle=False, slots=3)
@@ -29,11 +31,45 @@ ALONE = None
     ],
 )
 def test_one_is_asked_for_while_a_device_could_start_it(rooms, waiting, smallest, wanted):
-    assert wants_another(rooms, waiting, smallest) is wanted
+    assert Outlook(rooms, waiting).wants(smallest) is wanted
 
 
 def test_those_that_need_a_device_of_their_own_gather_while_others_run():
     """One drain serves them all; but not so many that the sampler knows nothing of what it asked for long ago."""
-    assert wants_another([BUSY], [ALONE, ALONE], GIB)
-    assert wants_another([BUSY], [ALONE, ALONE, 16 * GIB], GIB)
-    assert not wants_another([BUSY], [ALONE, ALONE, ALONE], GIB)
+    assert Outlook([BUSY], [ALONE, ALONE]).wants(GIB)
+    assert Outlook([BUSY], [ALONE, ALONE, 16 * GIB]).wants(GIB)
+    assert not Outlook([BUSY], [ALONE, ALONE, ALONE]).wants(GIB)
+
+
+def wants_another(rooms, waiting, smallest) -> bool:
+    """The rule as it is written, over everything anew."""
+    alone, most = waiting.count(ALONE), len(rooms) + 1
+    if not rooms or alone > most or len(waiting) - alone >= most:
+        return False
+    left = list(waiting)
+    for room in rooms:
+        found = [position for position, request in enumerate(left) if fits(request, room)]
+        if found:
+            del left[found[0]]
+        elif fits(smallest, room):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_one_trial_after_another_it_says_what_it_would_say_with_all_of_them_from_the_start(seed):
+    rng = random.Random(seed)
+    sizes = [ALONE, GIB, 4 * GIB, 9 * GIB, 30 * GIB]
+
+    def room(number: int) -> Room:
+        idle = rng.random() < 0.4
+        return Room(f"GPU-{number}", rng.choice([0, 2, 8, 16, 40]) * GIB, idle=idle, slots=rng.choice([0, 1, 3]))
+
+    rooms = [room(number) for number in range(rng.randrange(7))]
+    waiting = [rng.choice(sizes) for _ in range(rng.randrange(5))]
+    outlook = Outlook(rooms, waiting)
+    for _ in range(8):
+        smallest = rng.choice(sizes)
+        assert outlook.wants(smallest) == wants_another(rooms, waiting, smallest)
+        waiting.append(rng.choice(sizes))
+        outlook.add(waiting[-1])

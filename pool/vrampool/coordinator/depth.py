@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -45,32 +46,64 @@ def fits(request_bytes: int | None, room: Room) -> bool:
     return room.idle if request_bytes is None else request_bytes <= room.free_bytes
 
 
-def wants_another(rooms: Sequence[Room], waiting: Sequence[int | None], smallest: int | None) -> bool:
-    """True when one more trial should be asked for.
+class Outlook:
+    """Whether one more trial should be asked for, and one more after that: each is put beside those that wait.
 
-    That is while some device has room for the submission's smallest predicted request and no waiting trial is left
+    One is while some device has room for the submission's smallest predicted request and no waiting trial is left
     for it, and at most one trial more waits than there are devices. Quality of generation-based samplers falls with
     every trial that waits (a depth of 4 cost CMA-ES 30 % of its result), and hand-over takes milliseconds.
 
     Trials that wait for a device of their own are counted apart, up to two more than devices: others run meanwhile,
     and a device that is drained for one of them takes the next ones too. A drain for each leaves it empty each time.
+
+    Every device is looked at once, whatever number of trials is asked for: it takes the first that fits of those that
+    wait, or is passed, and then only new ones can be for it.
+
+    Args:
+        rooms: Of all devices that take trials, in the order in which they are filled.
+        waiting: Requests of the trials that wait, in their order.
     """
-    alone = sum(request is None for request in waiting)
-    most = len(rooms) + 1
-    if not rooms or alone > most or len(waiting) - alone >= most:
-        return False
-    left = list(waiting)
-    for room in rooms:
-        taken = next((request for request in left if fits(request, room)), _NOTHING)
-        if taken is not _NOTHING:
-            left.remove(taken)
-            continue
-        if fits(smallest, room):
+
+    def __init__(self, rooms: Sequence[Room], waiting: Sequence[int | None]) -> None:
+        self._most = len(rooms) + 1 if rooms else 0
+        self._alone = sum(request is None for request in waiting)
+        self._others = len(waiting) - self._alone
+        self._left = list(waiting)
+        self._ahead = deque(room for room in rooms if room.slots > 0 and (room.idle or room.free_bytes > 0))
+        self._passed: list[Room] = []  #: nothing that waits fits them
+
+    def wants(self, smallest: int | None) -> bool:
+        """Return whether one more should be asked for, if it may be as small as that."""
+        if not self._most or self._alone > self._most or self._others >= self._most:
+            return False
+        if any(fits(smallest, room) for room in self._passed):
             return True
-    return False
+        while self._ahead:
+            room = self._ahead.popleft()
+            if not self._take(room) and fits(smallest, room):
+                return True
+        return False
 
+    def add(self, request: int | None) -> None:
+        """Take in that one more waits, behind all others."""
+        if request is None:
+            self._alone += 1
+        else:
+            self._others += 1
+        for position, room in enumerate(self._passed):
+            if fits(request, room):
+                del self._passed[position]
+                return
+        self._left.append(request)
 
-_NOTHING = -1
+    def _take(self, room: Room) -> bool:
+        """Let a device take the first that fits; else it is passed."""
+        for position, request in enumerate(self._left):
+            if fits(request, room):
+                del self._left[position]
+                return True
+        self._passed.append(room)
+        return False
 
 
 def owing(tenders: Sequence[Tender]) -> Sequence[Tender]:

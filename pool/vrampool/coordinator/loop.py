@@ -11,26 +11,28 @@ import time
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
-from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+from optuna.exceptions import StorageInternalError
 from optuna.trial import FrozenTrial
 
-from vrampool.coordinator.depth import owing, rooms_of, wants_another
 from vrampool.coordinator.earlier import Learning
+from vrampool.coordinator.filling import Filling
 from vrampool.coordinator.leading import Lead
-from vrampool.coordinator.patience import Patience
 from vrampool.coordinator.reaper import Reaper
 from vrampool.coordinator.refused import LIVE_STATES, RefusedSubmissions
 from vrampool.coordinator.tender import Tender
 from vrampool.errors import InputError, MessageError, UnreachableError
 from vrampool.messages import Ticket
 from vrampool.queueing import (
+    ENQUEUED,
     Demand,
     Events,
     JobQueue,
     Leadership,
     Liveness,
     Registry,
+    Roster,
     StaleLeaderError,
+    Subscription,
     TransientRedisError,
 )
 from vrampool.settings import Settings
@@ -53,8 +55,6 @@ _log = logging.getLogger("vrampool.coordinator")
 IDLE_S = 1.0
 #: Pause between two comparisons of waiting trials with the queue.
 RECONCILE_S = 2.0
-#: While trials are made one after another, ends of others are seen after so long.
-FILL_S = 0.2
 #: Pause between two looks at how large the largest device is.
 LARGEST_S = 5.0
 
@@ -95,11 +95,12 @@ class Coordinator:
         leadership = Leadership(connection, settings.pool, self.name)
         self._lead = Lead(leadership, storage, settings.pool, self.name, self._queue, clock=clock)
         self._registry = Registry(connection, settings.pool)
+        roster = Roster(connection, settings.pool, settings.lease_ttl_s, lambda: self._clock())
         self._demand = Demand(connection, settings.pool)
         self._events = Events(connection, settings.pool)
         self._reaper = Reaper(Liveness(connection, settings.pool), ttl_s=settings.lease_ttl_s, beat_s=settings.beat_s)
         self._learning = Learning(storage, self._catalog, signer)
-        self._patience = Patience(settings.age_limit_s)
+        self._filling = Filling(self, storage, roster.workers, settings.age_limit_s, lambda: self._clock())
         self._tenders: dict[str, Tender] = {}
         self._refused = RefusedSubmissions(storage, self._catalog, self._queue, self._events)
         self._stop = False
@@ -123,6 +124,14 @@ class Coordinator:
         """Do nothing for a while; a stop ends it, and whatever is to be read from the other descriptors."""
         select.select([self._stop_fd, *others], [], [], pause_s)
 
+    def _wait(self, events: Subscription) -> None:
+        """Do nothing until something is due, or changed. What was enqueued it knows: it was it."""
+        until_s = time.monotonic() + self._pause_s()
+        while not self._stop and (left_s := until_s - time.monotonic()) > 0:
+            self._rest(left_s, events.fileno())
+            if any(event.get("kind") != ENQUEUED for event in events.read()):
+                return
+
     def run(self) -> None:
         """Lead and tend until `stop`, or until idle for long."""
         pause_s = 0.2
@@ -135,8 +144,7 @@ class Coordinator:
                         _log.info("nothing to do for %.0f s: the coordinator ends", self._idle_exit_s)
                         break
                     pause_s = 0.2
-                    self._rest(self._pause_s(), wake.fileno())
-                    wake.read()
+                    self._wait(wake)
                 except StaleLeaderError:
                     _log.warning("another coordinator leads now")
                     self._lead.lost()
@@ -201,13 +209,13 @@ class Coordinator:
             self._largest_at_s = now_s if self._largest_bytes else -1e9
         for tender in self._in_order():
             tender.sizing.largest_bytes = self._largest_bytes
-            self._enqueue(tender.observe(trials[tender.study_id]), front=True)
+            self.enqueue(tender.observe(trials[tender.study_id]), front=True)
             self._judge(tender)
         self._reap(now_s)
         if now_s - self._reconciled_at_s > RECONCILE_S:
             self._reconcile()
             self._reconciled_at_s = now_s
-        self._fill()
+        self._filling.fill(self._tenders, self._in_order(), self._read_at_s)
         for tender in list(self._tenders.values()):
             self._conclude(tender)
 
@@ -258,13 +266,14 @@ class Coordinator:
         if tender.row.state == SubmissionState.OPEN:
             reason = tender.sizing.too_large(self._clock()) or tender.broken()
             if reason is not None:
-                self._move(tender, SubmissionState.FAILING, reason)
+                self.move(tender, SubmissionState.FAILING, reason)
             elif self._left_s(tender) <= 0:
-                self._move(tender, SubmissionState.STOPPING, f"timeout {tender.spec.timeout_s:g} s")
+                self.move(tender, SubmissionState.STOPPING, f"timeout {tender.spec.timeout_s:g} s")
         if tender.row.state != SubmissionState.OPEN:
             tender.cancel_waiting(tender.row.reason or "stopped")
 
-    def _move(self, tender: Tender, state: SubmissionState, reason: str) -> None:
+    def move(self, tender: Tender, state: SubmissionState, reason: str) -> None:
+        """Move a submission on, unless somebody did already."""
         if self._catalog.set_submission_state(tender.id, state, reason, expected=(tender.row.state,)):
             _log.info("submission %s of %s: %s (%s)", tender.id, tender.spec.study_name, state, reason)
         tender.row = self._catalog.submission(tender.id) or tender.row
@@ -282,75 +291,36 @@ class Coordinator:
         if tender.row.state == SubmissionState.OPEN:
             if tender.wants_more():
                 return
-            self._move(tender, SubmissionState.DONE, tender.row.reason or "")
+            self.move(tender, SubmissionState.DONE, tender.row.reason or "")
         else:
-            self._move(tender, ends[tender.row.state], tender.row.reason or "")
+            self.move(tender, ends[tender.row.state], tender.row.reason or "")
         self._drop(tender.id)
         if tender.spec.objective.bundle_sha256 is not None:
             self._catalog.drop_bundles_of_ended()  # this one too, an hour after it was put: others may want it
 
-    # ---- asking ------------------------------------------------------------------------------------
+    # ---- what filling the pool asks for ------------------------------------------------------------
 
-    def _fill(self) -> None:
-        """Ask for trials while some device could start one now."""
-        tenders = [tender for tender in owing(self._in_order()) if tender.may_create()]
-        if not tenders:
-            self._patience.forget()
-            return
-        records = self._registry.workers()
-        for tender in tenders:
-            tender.look_at(records)
-        rooms = rooms_of(records)
-        waiting = [
-            (tender.spec.priority, ticket.vram_bytes)
-            for tender in self._tenders.values()
-            if tender.row.state == SubmissionState.OPEN  # of the others all were cancelled a moment ago
-            for ticket in (tender.ticket_of(trial) for trial in tender.waiting())
-        ]
-        for tender in tenders:
-            while tender.may_create(len(rooms)):
-                # What waits with a lower priority comes after it, so takes no room from it.
-                ahead = [request for priority, request in waiting if priority >= tender.spec.priority]
-                if not wants_another(rooms, ahead, tender.smallest_request()):
-                    break
-                ticket = self._create(tender)
-                if ticket is None:
-                    break
-                self._enqueue([ticket])
-                waiting.append((tender.spec.priority, ticket.vram_bytes))
-                self._enqueue(tender.observe(self._read_on(tender, ticket)), front=True)
-                self._lead.hold()  # filling a large pool takes longer than its lease lasts
-                tender.row = self._catalog.submission(tender.id) or tender.row  # after the trials, as above
-        self._fill_for_those_without_room([tender for tender in tenders if rooms and not tender.live])
+    def keep_leading(self) -> None:
+        """Renew the lease when it is time to."""
+        self._lead.hold()
 
-    def _read_on(self, tender: Tender, ticket: Ticket) -> Sequence[FrozenTrial]:
-        """Return the study's trials with the one that was made just now; the others as read within the last moment."""
-        if ticket.number != len(tender.trials) or self._clock() - self._read_at_s > FILL_S:
-            self._read_at_s = self._clock()
-            return self._storage.get_all_trials(tender.study_id, deepcopy=False)  # type: ignore[no-any-return]
-        return [*tender.trials, self._storage.get_trial(ticket.trial_id)]
+    def read_row(self, tender: Tender) -> None:
+        """Read a submission's row: whether it was stopped, for example."""
+        tender.row = self._catalog.submission(tender.id) or tender.row
 
-    def _fill_for_those_without_room(self, tenders: Sequence[Tender]) -> None:
-        """Create a trial of each submission that has found no room for any for longer than the age limit."""
-        for submission_id, waited_s in self._patience.exhausted([item.id for item in tenders], self._clock()).items():
-            ticket = self._create(self._tenders[submission_id])
-            if ticket is not None:
-                self._enqueue([ticket], waited_s=waited_s)
+    def call(self, workers: Sequence[str] | None) -> None:
+        """Call workers, by name, to what waits; None: all."""
+        self._queue.call(workers)
 
-    def _create(self, tender: Tender) -> Ticket | None:
-        try:
-            return tender.create()
-        except (TransientStorageError, StorageInternalError, StaleLeaderError):
-            raise
-        except UpdateFinishedTrialError:  # ended from outside a moment after it was born
-            return None
-        except Exception as error:  # of the study's sampler, which may be anybody's
-            _log.exception("%s: its sampler raised", tender.spec.study_name)
-            self._move(tender, SubmissionState.FAILING, f"its sampler raised {type(error).__name__}: {error}")
-            tender.observe(self._storage.get_all_trials(tender.study_id, deepcopy=False))
-            return None
-
-    def _enqueue(self, tickets: Sequence[Ticket], *, front: bool = False, waited_s: float = 0.0) -> None:
+    def enqueue(
+        self,
+        tickets: Sequence[Ticket],
+        *,
+        front: bool = False,
+        waited_s: float = 0.0,
+        workers: Sequence[str] | None = None,
+    ) -> None:
+        """Put trials into the queue, each with what its submission says of it; see `JobQueue.enqueue`."""
         for ticket in tickets:
             tender = self._tenders[ticket.submission_id]
             avoid = tender.avoid(ticket.number)
@@ -362,6 +332,7 @@ class Coordinator:
                 front=front,
                 waited_s=waited_s,
                 priority=tender.spec.priority,
+                workers=workers,
             )
 
     # ---- mending -----------------------------------------------------------------------------------
@@ -376,7 +347,7 @@ class Coordinator:
             for trial in waiting:
                 if tender.job_id(trial.number) not in known:
                     _log.info("%s/%s waits but is in no list: enqueued", tender.spec.study_name, trial.number)
-                    self._enqueue([tender.ticket_of(trial)])
+                    self.enqueue([tender.ticket_of(trial)])
 
     def _reap(self, now_s: float) -> None:
         """Fail running trials whose worker is gone; their retries follow from that at the next step."""

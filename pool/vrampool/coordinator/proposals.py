@@ -80,8 +80,9 @@ class Proposals:
 
         Args:
             space: What to sample at once.
-            trials: All trials of the study, as read just now.
+            trials: All trials of the study, as read just now: what the sampler is shown.
         """
+        self._view.read = trials
         self._view.imagined = self._to_show(trials)
         refused: list[dict[str, Any]] = []
         try:
@@ -94,7 +95,7 @@ class Proposals:
                     self._view.imagined = [*self._view.imagined, twin]
                 trial = self._ask_again(trial, space, len(refused))
         finally:
-            self._view.imagined = []
+            self._view.imagined, self._view.read = [], None
         return Proposal(trial, refused)
 
     def _ask_again(self, trial: Trial, space: dict[str, BaseDistribution], refused: int) -> Trial:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BruteForceSampler
-from optuna.search_space import IntersectionSearchSpace
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
@@ -16,25 +15,49 @@ class KnownSpace:
 
     Pruned trials count: a study that begins with pruned ones would have no space for long. Before anything has
     finished, the distributions that running trials have asked for so far are taken.
+
+    It is what Optuna's `IntersectionSearchSpace` finds. That one walks over every trial since the oldest one that runs,
+    for each that is asked for: with 100 devices it took a third of the coordinator's time. Here each finished trial is
+    looked at once.
     """
 
     def __init__(self) -> None:
-        self._intersection = IntersectionSearchSpace(include_pruned=True)
+        self._common: dict[str, BaseDistribution] | None = None  #: of all that have finished; None: none has
+        self._seen = 0
+        self._open: dict[int, FrozenTrial] = {}  #: trials before `_seen` that had not finished, by number
 
     def of(self, study: Study, trials: Sequence[FrozenTrial]) -> dict[str, BaseDistribution]:
         """Return name -> distribution; empty when nothing is known, or when the sampler must not be planned for."""
         if isinstance(study.sampler, BruteForceSampler):
             return {}  # it walks a tree of what is really suggested; a plan would be refused as a mismatch
-        space = self._intersection.calculate(study)
+        self._take_in(trials)
+        space = self._common
         if space:
             return {name: space[name] for name in _order(trials, space)}
-        if any(trial.state in (TrialState.COMPLETE, TrialState.PRUNED) for trial in trials):
+        if space is not None:
             return {}
         running = [trial.distributions for trial in trials if trial.state == TrialState.RUNNING and trial.distributions]
         if not running:
             return {}
         common = {name: value for name, value in running[0].items() if all(name in other for other in running)}
         return {name: value for name, value in common.items() if not value.single()}
+
+    def _take_in(self, trials: Sequence[FrozenTrial]) -> None:
+        changed = [number for number, seen in self._open.items() if trials[number] is not seen]
+        for number in [*changed, *range(self._seen, len(trials))]:
+            trial = trials[number]
+            if not trial.state.is_finished():
+                self._open[number] = trial
+                continue
+            self._open.pop(number, None)
+            if trial.state not in (TrialState.COMPLETE, TrialState.PRUNED):
+                continue
+            if self._common is None:
+                self._common = dict(trial.distributions)
+            else:
+                others = trial.distributions
+                self._common = {name: value for name, value in self._common.items() if others.get(name) == value}
+        self._seen = len(trials)
 
 
 def _order(trials: Sequence[FrozenTrial], space: dict[str, BaseDistribution]) -> list[str]:

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,7 +94,7 @@ class Tender:
         self._unsized: str | None = None
         self._space = KnownSpace()
         self._seen = 0
-        self._open: set[int] = set()
+        self._open: dict[int, FrozenTrial | None] = {}  #: own trials by number, as observed: most do not change
         self._roots: dict[int, _Root] = {}
         self._ended_roots: set[int] = set()  #: those that have ended for good,
         self._counted_roots: set[int] = set()  #: and of them those that count
@@ -136,14 +136,22 @@ class Tender:
         self._seen = len(trials)
         self._new_requests = {number: request for number, request in self._new_requests.items() if number >= self._seen}
         tickets = []
-        for number in sorted(self._open):
+        for number in sorted(number for number, seen in self._open.items() if trials[number] is not seen):
             trial = trials[number]
             if trial.state.is_finished() or is_foreign(trial):
                 tickets += self._finished(trial)  # before it is put aside: this writes, and is tried again if it fails
-                self._open.discard(number)
+                del self._open[number]
                 self.sizing.learn(trial)
+            else:
+                self._open[number] = trial
         self.sizing.refresh()
         return tickets
+
+    def made(self, trial: FrozenTrial) -> None:
+        """Take in a trial that it made just now, behind all that were observed."""
+        self._trials, self._seen = [*self._trials, trial], trial.number + 1
+        if (mark := mark_of(trial)) is not None:
+            self._note(trial, mark)
 
     def look_at(self, records: Iterable[WorkerRecord]) -> None:
         """Take in what the pool's workers tell of their devices, and of the trials of this study that run there."""
@@ -152,7 +160,7 @@ class Tender:
             item.number: item.peak_bytes
             for record in records
             for item in record.running
-            if item.study == self.spec.study_name and item.peak_bytes and item.number in self._open
+            if item.peak_bytes and item.study == self.spec.study_name and item.number in self._open
         }
         self.sizing.watch(running, self._trials)
         self.sizing.devices([record.device_name for record in records])
@@ -165,7 +173,7 @@ class Tender:
         if mark.retry_of is not None:
             self._retried.add(mark.retry_of)
         self._proposals.remember(trial)
-        self._open.add(trial.number)
+        self._open[trial.number] = None
 
     def _finished(self, trial: FrozenTrial) -> list[Ticket]:
         mark = mark_of(trial)
@@ -193,22 +201,16 @@ class Tender:
         number = self._storage.get_trial_number_from_id(trial_id)
         self._retried.add(trial.number)
         self._new_requests[number] = step.request
-        _log.info(
-            "%s/%s: attempt %s is trial %s: %s",
-            self.spec.study_name,
-            root.number,
-            len(root.attempts) + 1,
-            number,
-            step.reason,
-        )
+        label, attempt = f"{self.spec.study_name}/{root.number}", len(root.attempts) + 1
+        _log.info("%s: attempt %s is trial %s: %s", label, attempt, number, step.reason)
         return self._ticket(number, trial_id, step.request_bytes)
 
     # ---- what the loop asks ----------------------------------------------------------------------
 
     @property
-    def open_numbers(self) -> set[int]:
+    def open_numbers(self) -> Collection[int]:
         """Numbers of own trials that are WAITING or RUNNING, as last observed."""
-        return self._open
+        return self._open.keys()
 
     @property
     def trials(self) -> Sequence[FrozenTrial]:
@@ -216,14 +218,13 @@ class Tender:
         return self._trials
 
     def waiting(self) -> list[FrozenTrial]:
-        return [
-            self._trials[number] for number in sorted(self._open) if self._trials[number].state == TrialState.WAITING
-        ]
+        return self._in_state(TrialState.WAITING)
 
     def running(self) -> list[FrozenTrial]:
-        return [
-            self._trials[number] for number in sorted(self._open) if self._trials[number].state == TrialState.RUNNING
-        ]
+        return self._in_state(TrialState.RUNNING)
+
+    def _in_state(self, state: TrialState) -> list[FrozenTrial]:
+        return [trial for number in sorted(self._open) if (trial := self._trials[number]).state == state]
 
     def job_id(self, number: int) -> str:
         return JobQueue.job_id(self.id, number)

@@ -7,7 +7,7 @@ the same functions again. Every key has an end, but for the jobs that wait.
 from vrampool.errors import StaleLeaderError
 from vrampool.queueing.connection import TransientRedisError, connect
 from vrampool.queueing.demand import Demand
-from vrampool.queueing.events import Events, Subscription
+from vrampool.queueing.events import ENQUEUED, ROOM, Events, Subscription, calls
 from vrampool.queueing.executions import JobOutcome, begin, finish, give_back, renew
 from vrampool.queueing.history import History, ReleaseSummary, summarise
 from vrampool.queueing.job_queue import JobQueue, WaitingJob
@@ -16,10 +16,12 @@ from vrampool.queueing.leadership import Leadership
 from vrampool.queueing.liveness import Liveness
 from vrampool.queueing.outputs import Outputs, Piece
 from vrampool.queueing.overheads import Overheads
-from vrampool.queueing.registry import ROOM, MpsState, Registry, RunningTrial, WorkerRecord
+from vrampool.queueing.registry import MpsState, Registry, RunningTrial, WorkerRecord
+from vrampool.queueing.roster import Roster
 from vrampool.queueing.taking import Answer, Earmark, Offer, Taken, ask, discard, open_taken, put_back, take
 
 __all__ = [
+    "ENQUEUED",
     "ROOM",
     "Answer",
     "Demand",
@@ -37,6 +39,7 @@ __all__ = [
     "Piece",
     "Registry",
     "ReleaseSummary",
+    "Roster",
     "RunningTrial",
     "SignedSerializer",
     "StaleLeaderError",
@@ -47,6 +50,7 @@ __all__ = [
     "WorkerRecord",
     "ask",
     "begin",
+    "calls",
     "connect",
     "discard",
     "finish",

@@ -42,15 +42,34 @@ class Demand:
 
     @talks_to_redis
     def tell(self, trials: int) -> None:
-        """Write how many trials there are to run. Round trips: 1 when that is news, else 0."""
+        """Write how many trials there are to run. Round trips: 1 when that is news, else 0; 2 when somebody cut in.
+
+        Only what the list lacks, or has too much, is sent: it changes with every trial, and may be a thousand long.
+        """
         length = max(0, min(trials, self.MOST))
         now_s = self._clock()
         if length == self._told and now_s - self._told_at_s < _AGAIN_S:
             return
+        if self._told < 0 or not self._change(self._told, length):
+            self._write(length)
+        self._told, self._told_at_s = length, now_s
+
+    def _change(self, before: int, length: int) -> bool:
+        """Make the list longer or shorter; False: it is not as it was written last, so write it whole."""
+        with self._connection.pipeline() as pipeline:
+            if length > before:
+                pipeline.rpush(self._key, *["trial"] * (length - before))
+            elif length < before:
+                pipeline.lrem(self._key, before - length, "trial")
+            pipeline.expire(self._key, LIFE_S)
+            *changed, there = pipeline.execute()
+        expected = [length] if length > before else [before - length] if length < before else []
+        return changed == expected and (bool(there) or not length)
+
+    def _write(self, length: int) -> None:
         with self._connection.pipeline() as pipeline:
             pipeline.delete(self._key)
             if length:
                 pipeline.rpush(self._key, *["trial"] * length)
                 pipeline.expire(self._key, LIFE_S)
             pipeline.execute()
-        self._told, self._told_at_s = length, now_s

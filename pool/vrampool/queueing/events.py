@@ -14,6 +14,7 @@ import select
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,13 +33,34 @@ COMMAND_LIFE_S = 60.0
 BACKLOG = 4_096
 #: A subscription says so when it had lost the connection: events may be missing.
 RECONNECTED = "reconnected"
+#: The event that tells of room on a device. It is for the coordinator; workers have no use for it.
+ROOM = "room"
+#: The event that calls workers to trials that wait. Only the coordinator sends it.
+ENQUEUED = "enqueued"
 _SUBSCRIBE_WAIT_S = 2.0
 _LOOK_S = 0.5
 
 
-def hint(kind: str) -> str:
-    """Return the message of a hint, for a script that publishes it."""
-    return json.dumps({"kind": kind})
+def hint(kind: str, workers: Sequence[str] | None = None) -> str:
+    """Return the message of a hint, for a script that publishes it.
+
+    Args:
+        kind: What changed.
+        workers: Whom it concerns, by name (`calls`); None: everybody.
+    """
+    return json.dumps({"kind": kind} if workers is None else {"kind": kind, "workers": list(workers)})
+
+
+def calls(event: dict[str, Any], worker: str) -> bool:
+    """Return whether an event is a reason for a worker to ask for a trial.
+
+    That a trial ended, or left room, makes none of those that wait fit elsewhere: in a large pool that happens all the
+    time. And a trial is called out to the one that has room for it, or hundreds would ask for each.
+    """
+    if event.get("kind") in ("told", ROOM):
+        return False
+    called = event.get("workers")
+    return event.get("kind") != ENQUEUED or not isinstance(called, list) or worker in called
 
 
 class Events:

@@ -11,7 +11,7 @@ import redis
 from vrampool.errors import StaleLeaderError
 from vrampool.messages import Ticket
 from vrampool.queueing.connection import talks_to_redis
-from vrampool.queueing.events import hint
+from vrampool.queueing.events import ENQUEUED, hint
 from vrampool.queueing.jobs import EXCLUSIVE, hash_of, make_job
 from vrampool.queueing.names import Names
 from vrampool.queueing.scripts import Word, run_script
@@ -79,6 +79,7 @@ class JobQueue:
         front: bool = False,
         waited_s: float = 0.0,
         priority: int = 0,
+        workers: Sequence[str] | None = None,
     ) -> list[str]:
         """Put trials into the list, in their order. One that waits already, or that a worker holds, stays as it is.
 
@@ -95,6 +96,7 @@ class JobQueue:
             front: Ahead of all that wait with the same priority, for retries.
             waited_s: For so long no device had room for them before they were made; it counts for the age limit.
             priority: Of their submission.
+            workers: Names of those who are called to take them; None: all are. The others come by every 2 s anyway.
 
         Returns:
             The ids of jobs that were not in the list before.
@@ -106,7 +108,7 @@ class JobQueue:
         batches = [tickets[start : start + _BATCH] for start in range(0, len(tickets), _BATCH)]
         put: list[str] = []
         for batch in reversed(batches) if front else batches:
-            put += self._enqueue(batch, requires, avoid, avoid_s, front, waited_s, priority, beyond_bytes)
+            put += self._enqueue(batch, requires, avoid, avoid_s, front, waited_s, priority, beyond_bytes, workers)
         return put
 
     def _enqueue(
@@ -119,13 +121,14 @@ class JobQueue:
         waited_s: float,
         priority: int,
         beyond_bytes: int,
+        workers: Sequence[str] | None,
     ) -> list[str]:
         names = self._names
         args: list[Word] = [
             "" if self._epoch is None else self._epoch,
             "front" if front else "back",
             names.events,
-            hint("enqueued"),
+            hint(ENQUEUED, workers),
             names.job_prefix,
             names.live_prefix,
             names.executions_prefix,
@@ -162,6 +165,11 @@ class JobQueue:
         if answer == -1:
             raise StaleLeaderError(f"epoch {self._epoch} does not lead the pool {names.pool}: acquire it again")
         return [job_id.decode() for job_id in answer]
+
+    @talks_to_redis
+    def call(self, workers: Sequence[str] | None) -> None:
+        """Call workers, by name, to what waits already; None: all of them. Round trips: 1."""
+        self._connection.publish(self._names.events, hint(ENQUEUED, workers))
 
     @talks_to_redis
     def cancel(self, job_ids: Iterable[str]) -> list[str]:

@@ -10,14 +10,12 @@ from typing import Any, Self
 import redis
 
 from vrampool.queueing.connection import talks_to_redis
-from vrampool.queueing.events import hint
+from vrampool.queueing.events import ROOM, hint
 from vrampool.queueing.names import Names
 from vrampool.queueing.scripts import Word, run_script
 
 #: A device that was there within so long counts when the largest one is asked for.
 BUDGET_KEPT_S = 24 * 3600
-#: The event that tells of room on a device. It is for the coordinator; workers have no use for it.
-ROOM = "room"
 #: So much of a budget comes and goes with other programs.
 _WAVER = 0.02
 
@@ -163,8 +161,10 @@ class Registry:
         self._told: WorkerRecord | None = None  #: as written last
 
     @talks_to_redis
-    def beat(self, record: WorkerRecord, ttl_s: float) -> None:
-        """Write a worker's record; it ends after `ttl_s` without another. Round trips: 1.
+    def beat(self, record: WorkerRecord, ttl_s: float) -> bool:
+        """Write a worker's record, which ends after `ttl_s` without another; return whether it told of room.
+
+        Round trips: 1.
 
         Whoever waits for room is told when there is more of it than was written last, and when a trial was taken and
         some is left: a pool of many small trials would fill by one a second otherwise. That a trial has ended is told
@@ -179,6 +179,7 @@ class Registry:
         args: list[Word] = [record.name, body, ttl_ms, _place(record), largest_bytes, BUDGET_KEPT_S * 1000]
         run_script(self._connection, "beat", keys, [*args, names.events, more])
         self._told = record
+        return bool(more)
 
     @talks_to_redis
     def remove(self, name: str) -> None:

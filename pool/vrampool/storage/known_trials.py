@@ -7,23 +7,29 @@ with 1 000 devices reading what runs cost more than all else that it did (docs/s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
 from vrampool.storage.marks import REQUEST
 
-#: What an objective adds to a running trial is seen so late at most.
+#: What an objective adds to a running trial is seen so late at most, where few run.
 MAX_AGE_S = 2.0
+#: Where many run, so many are read anew in a second at most: whoever reads spends a small part of his time on them.
+_A_SECOND = 100
 #: More is never unfinished; it is what deleted studies left behind.
 _MOST = 20_000
 
 
+#: A trial's id, and what its row says beside: its state, and when it began. One that was handed back and claimed again
+#: runs as before, but began at another time.
+Row = tuple[int, Hashable]
+
+
 @dataclass(frozen=True)
 class _Known:
-    row: tuple[Any, ...]  #: state and times
+    row: Hashable
     trial: FrozenTrial
     read_at_s: float
 
@@ -43,31 +49,26 @@ class KnownTrials:
         self._max_age_s = max_age_s
         self._known: dict[int, _Known] = {}
 
-    def of(self, rows: Iterable[Any]) -> dict[int, FrozenTrial]:
+    def of(self, rows: Sequence[Row]) -> dict[int, FrozenTrial]:
         """Return the trials of these rows that need not be read, by id."""
-        oldest_s = self._clock() - self._max_age_s
+        oldest_s = self._clock() - max(self._max_age_s, len(rows) / _A_SECOND)
         found = {}
-        for row in rows:
-            known = self._known.get(row.trial_id)
-            if known is not None and known.row == _told(row) and known.read_at_s > oldest_s:
-                found[row.trial_id] = known.trial
+        for trial_id, row in rows:
+            known = self._known.get(trial_id)
+            if known is not None and known.row == row and known.read_at_s > oldest_s:
+                found[trial_id] = known.trial
         return found
 
-    def note(self, rows: Sequence[Any], trials: Sequence[FrozenTrial]) -> None:
-        """Take in trials that were read just now, and their rows."""
+    def note(self, rows: Mapping[int, Hashable], trials: Sequence[FrozenTrial]) -> None:
+        """Take in trials that were read just now, and their rows by id."""
         now_s = self._clock()
         if len(self._known) > _MOST:
             self._known.clear()
-        for row, trial in zip(rows, trials, strict=True):
-            if _is_whole(trial):
-                self._known[row.trial_id] = _Known(_told(row), trial, now_s)
+        for trial in trials:
+            if trial._trial_id in rows and _is_whole(trial):
+                self._known[trial._trial_id] = _Known(rows[trial._trial_id], trial, now_s)
             else:
-                self._known.pop(row.trial_id, None)
-
-
-def _told(row: Any) -> tuple[Any, ...]:
-    # A trial that was handed back and claimed again runs as before, but began at another time.
-    return row.state, row.datetime_start, row.datetime_complete
+                self._known.pop(trial._trial_id, None)
 
 
 def _is_whole(trial: FrozenTrial) -> bool:

@@ -36,12 +36,15 @@ class QueueView(StorageView):
         self._mark = mark
         self._born: FrozenTrial | None = None
         self._again: FrozenTrial | None = None
+        self.read: Sequence[FrozenTrial] | None = None  #: the study's trials as read just now; None: read them
         self.memory_constraints = False  #: show the memory of complete trials as a constraint
         self.imagined: Sequence[FrozenTrial] = ()  #: shown beside the study's trials, before the one of their number
 
     def sample_again(self, trial_id: int) -> None:
         """Have the next `ask` sample this waiting trial anew instead of making another one."""
         self._again = self._base.get_trial(trial_id)
+        if self.read is not None:
+            self.read = [self._again if trial._trial_id == trial_id else trial for trial in self.read]
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
         if template_trial is not None:
@@ -50,6 +53,8 @@ class QueueView(StorageView):
             self._born, self._again = self._again, None
             return self._born._trial_id
         self._born = self._base.create_waiting(study_id, {MARK: self._mark.to_json()})
+        if self.read is not None:
+            self.read = [*self.read, self._born]
         return self._born._trial_id
 
     def set_trial_param(
@@ -72,10 +77,8 @@ class QueueView(StorageView):
     ) -> list[FrozenTrial]:
         if states is not None and not any(state in states for state in TrialState if state != TrialState.WAITING):
             return []  # `ask` looking for a trial to pop: there never is one, so nothing needs to be read
-        trials = [
-            _as_seen(trial) if trial.state in _UNFINISHED else trial
-            for trial in self._base.get_all_trials(study_id, deepcopy=False)
-        ]
+        read = self._base.get_all_trials(study_id, deepcopy=False) if self.read is None else self.read
+        trials = [_as_seen(trial) if trial.state in _UNFINISHED else trial for trial in read]
         if self.imagined:
             trials = _with(trials, self.imagined)
         if self.memory_constraints:
