@@ -60,6 +60,18 @@ def swallowed(ooms: int = 1, handled: int = 0, **figures: int) -> MemorySample:
 VALUE = Outcome(OutcomeKind.VALUE, values=[0.5])
 
 
+def test_a_client_of_mps_that_meets_the_drivers_limit_is_nobodys_victim() -> None:
+    """It is met before torch's cap where the driver takes more than was thought; what is free is of that limit."""
+    text = "CUDA out of memory. Tried to allocate 196.00 MiB."
+    memory = {"device": "cuda", "asked_bytes": 196 * MIB, "free_bytes": 42 * MIB, "in_use_bytes": 8 * GIB - 42 * MIB}
+    outcome = Outcome(OutcomeKind.OOM, type_name="torch.OutOfMemoryError", text=text, memory=memory)
+    client = attempt(outcome, mps=True, mps_limit_bytes=8 * GIB)
+    assert end_of(client).verdict == Verdict.CULPRIT
+    assert "the driver lets a client of MPS have" in end_of(client).judgement
+    client = attempt(outcome, mps=True, mps_limit_bytes=16 * GIB, lease_at_end_bytes=16 * GIB, scene=Scene(0))
+    assert end_of(client).verdict == Verdict.VICTIM, "the device itself is full"
+
+
 # ---- swallowed ---------------------------------------------------------------------------------------
 
 

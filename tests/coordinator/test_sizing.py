@@ -96,6 +96,21 @@ def test_a_smallest_request_of_all_that_a_device_has_is_for_an_idle_one(fitter):
     assert sizing.smallest() is None
 
 
+def test_doubt_alone_does_not_take_a_device_and_is_lent_what_it_does_not_ask_for(fitter):
+    few = [
+        ended(index, batch, peak=peak)
+        for index, (batch, peak) in enumerate([(8, 6 * GIB), (16, 5 * GIB), (32, 8 * GIB)])
+    ]
+    sizing = learned(fitter, few)
+    found = sizing.request({"batch": 24, "lr": 0.1})
+    assert found.predicted_bytes is not None and found.predicted_bytes < 8 * GIB
+    assert sizing.model.predict({"batch": 24, "lr": 0.1}, OVERHEAD_BYTES).upper_bytes > 10 * GIB
+    assert found.request_bytes == max(8 * GIB, -(-int(found.predicted_bytes * 1.25) // MIB) * MIB)
+    assert found.wish_bytes > 10 * GIB
+    assert "keep others from the device" in found.reason
+    assert sizing.smallest() <= found.request_bytes
+
+
 def test_what_another_kind_of_device_has_shown_is_not_listened_to(fitter):
     other = [ended(index, 8, peak=9 * GIB, device="NVIDIA T4") for index in range(12)]
     sizing = learned(fitter, [*SOME, *other])

@@ -64,6 +64,22 @@ def test_without_figures_in_the_text_the_last_sample_decides(used, free, expecte
     assert verdict(fault(), used_bytes=used, device_free_bytes=free) == expected
 
 
+@pytest.mark.parametrize(
+    ("asked", "used", "device_free", "expected"),
+    [
+        (196 * MIB, 10 * GIB - 42 * MIB, 15 * GIB, Verdict.CULPRIT),  # its own limit is full, and the device is not
+        (196 * MIB, 10 * GIB - 42 * MIB, 0, Verdict.CULPRIT),  # as it would have been on an empty device
+        (None, 10 * GIB - 300 * MIB, 15 * GIB, Verdict.CULPRIT),  # a library's handle, near the limit
+        (GIB, 6 * GIB, 200 * MIB, Verdict.VICTIM),  # far from its limit on a full device
+        (GIB, 6 * GIB, 15 * GIB, Verdict.UNKNOWN),
+    ],
+)
+def test_what_a_client_of_mps_is_told_is_free_is_of_its_own_limit(asked, used, device_free, expected):
+    """Taken for the device's, a trial that needs more than its lease was called a victim, and tried again for ever."""
+    error = fault(asked, None, 42 * MIB, in_use=used)
+    assert verdict(error, device_free_bytes=device_free, driver_limit_bytes=10 * GIB) == expected
+
+
 def test_with_nothing_known_of_its_use_nobody_is_called_a_victim():
     assert verdict(fault(GIB, None, 20 * MIB)) == Verdict.UNKNOWN
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from vrampool.errors import RequestError
 from vrampool.memory import PastPeak, check_fits, lease_after_first_report, next_request, parse_vram
+from vrampool.memory.requests import beside_others
 from vrampool.units import GIB, MIB
 
 peaks = st.lists(st.builds(PastPeak, st.integers(1, 200 * GIB), st.booleans(), st.none()), max_size=20)
@@ -103,3 +104,18 @@ def test_a_request_beyond_every_device_is_refused_with_both_sizes():
 @given(st.integers(1, 200 * GIB))
 def test_the_lease_after_the_first_report_leaves_room_to_grow(peak_bytes):
     assert peak_bytes + 256 * MIB <= lease_after_first_report(peak_bytes) <= peak_bytes * 1.25 + 257 * MIB
+
+
+@pytest.mark.parametrize(
+    ("asked", "predicted", "largest", "expected"),
+    [
+        (9 * GIB, 5 * GIB, 20 * GIB, 9 * GIB),  # others fit beside it
+        (18 * GIB, 9 * GIB, None, 18 * GIB),  # no device was seen yet
+        (14 * GIB, 7 * GIB, 20 * GIB, 10 * GIB),  # half of the device, however unsure
+        (20 * GIB, 12 * GIB, 20 * GIB, 15 * GIB),  # it needs more than half, but not all
+        (11 * GIB, 10 * GIB, 20 * GIB, 11 * GIB),  # a small margin stays
+        (60 * GIB, 30 * GIB, 20 * GIB, 37.5 * GIB),  # it needs more than there is
+    ],
+)
+def test_doubt_alone_keeps_nobody_from_a_device(asked, predicted, largest, expected):
+    assert beside_others(asked, predicted, largest) == expected

@@ -154,6 +154,7 @@ def _judge(
             device_free_bytes=free_bytes,
             on_cpu=place.device_kind == "cpu",
             lease_before_shrink_bytes=shrunk_from_bytes,
+            driver_limit_bytes=attempt.mps_limit_bytes if attempt.mps else None,
         ),
     )
 

@@ -71,7 +71,7 @@ class LeaseMoves:
             wish_bytes: What nearly all such trials would do with; None: its request is that.
             now_s: Now.
         """
-        # A client of MPS, too: the driver's limit then is the lent lease, and what is called back torch's cap takes away.
+        # A client of MPS, too: the driver's limit is the lent lease, and torch's cap takes away what is called back.
         if self._on_cpu or attempt.exclusive or attempt.declared or wish_bytes is None:
             return
         lease_bytes = attempt.lease_at_end_bytes

@@ -74,9 +74,11 @@ class MemoryWatch:
             held_bytes += measured_bytes or 0
             of_its = "" if measured_bytes is None else f"{format_bytes(measured_bytes)} of its "
             others.append(f"{other.label} {of_its}lease of {format_bytes(other.lease_at_end_bytes)}")
-        free_bytes = outcome.memory.get("free_bytes")
-        if free_bytes is None:
-            free_bytes = attempt.sample.oom_free_bytes
+        free_bytes = None
+        if not attempt.mps:  # a client of MPS is told what is free of its own limit
+            free_bytes = outcome.memory.get("free_bytes")
+            if free_bytes is None:
+                free_bytes = attempt.sample.oom_free_bytes
         if free_bytes is None and loop.reading is not None:
             free_bytes = loop.reading.free_bytes
         strangers_bytes = loop.ledger.strangers_bytes

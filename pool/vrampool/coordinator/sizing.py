@@ -14,7 +14,7 @@ from vrampool.memory.declared import read_vram
 from vrampool.memory.dominance import needs_no_less
 from vrampool.memory.learning.fitting import Fitter
 from vrampool.memory.peaks import PastPeak, Taught
-from vrampool.memory.requests import Request, next_request
+from vrampool.memory.requests import Request, beside_others, next_request
 from vrampool.messages import EndKind, SubmissionSpec
 from vrampool.storage import attempt_of, mark_of
 from vrampool.units import GIB, format_bytes
@@ -165,6 +165,7 @@ class Sizing:
             self._fixed_bytes(),
             params=params,
             model=self.model,
+            largest_bytes=self.largest_bytes or None,
         )
         if self._declared.exact_bytes is None and size.request_bytes and self._is_all_of_a_device(size.request_bytes):
             words = f"{size.reason}; that is all a device has, so it runs alone on one"
@@ -178,7 +179,8 @@ class Sizing:
         model = self.model
         if model is None or not self._declared.is_learned:
             return self.request({}).request_bytes
-        found = model.smallest_bytes
+        # Its prediction is at least half of it: that is what the widest margin adds.
+        found = beside_others(model.smallest_bytes, model.smallest_bytes // 2, self.largest_bytes or None)
         if self._declared.least_bytes is not None:
             found = max(found, self._declared.least_bytes)
         if self._declared.most_bytes is not None:

@@ -97,6 +97,7 @@ def next_request(
     params: Mapping[str, Any] | None = None,
     distributions: Mapping[str, Any] | None = None,
     model: Model | None = None,
+    largest_bytes: int | None = None,
 ) -> Request:
     """Return the request of a study's next trial.
 
@@ -107,6 +108,7 @@ def next_request(
         params: The planned parameters.
         distributions: Their distributions; not needed so far.
         model: What was learned from the peaks; None: every trial is taken for as large as the largest so far.
+        largest_bytes: Budget of the pool's largest device: doubt alone is not to take all of it; None: not known.
 
     Raises:
         RequestError: `spec_vram` cannot be read.
@@ -121,12 +123,27 @@ def next_request(
             words = "as much as the submission allows; its memory is measured meanwhile"
             found = Request(declared.most_bytes, f"{format_bytes(declared.most_bytes)}, {words}")
     else:
-        found = _predicted(model, params or {}, peaks, overhead_bytes)
+        found = _predicted(model, params or {}, peaks, overhead_bytes, largest_bytes)
     return _within(found, declared)
 
 
+def beside_others(asked_bytes: int, predicted_bytes: int, largest_bytes: int | None) -> int:
+    """Return what to ask for where the margin alone would keep others away from the largest device.
+
+    A margin beyond half of a device leaves no room for another trial. Where it is a matter of doubt more than of need,
+    being tried again costs less time than running alone, so beyond half of the device the margin is a small one.
+    """
+    if largest_bytes is None or asked_bytes <= largest_bytes // 2:
+        return asked_bytes
+    return min(asked_bytes, _round(max(largest_bytes // 2, int(predicted_bytes * _FACTOR))))
+
+
 def _predicted(
-    model: Model, params: Mapping[str, Any], peaks: Iterable[PastPeak], overhead_bytes: int | None
+    model: Model,
+    params: Mapping[str, Any],
+    peaks: Iterable[PastPeak],
+    overhead_bytes: int | None,
+    largest_bytes: int | None,
 ) -> Request:
     prediction = model.predict(params, overhead_bytes)
     drivers = ", ".join(model.drivers[:4])
@@ -134,7 +151,9 @@ def _predicted(
     reason += f"; {model.trials} trials; margin {round(prediction.margin * 100)} %"
     if prediction.outside:
         reason += f"; {', '.join(prediction.outside)} beyond anything seen, so with caution"
-    asked_bytes = prediction.upper_bytes
+    asked_bytes = beside_others(prediction.upper_bytes, prediction.middle_bytes, largest_bytes)
+    if asked_bytes < prediction.upper_bytes:
+        reason += f"; kept to {format_bytes(asked_bytes)}, for more would keep others from the device"
     measured = largest_of_less(params, peaks, model.directions)
     if measured is not None:
         factor = _NOT_ENOUGH_FACTOR if measured.censored and not measured.finished else 1.0

@@ -198,6 +198,7 @@ class VerdictNumbers:
     device_free_bytes: int | None = None  #: by the last reading
     on_cpu: bool = False  #: host memory is the device's budget
     lease_before_shrink_bytes: int | None = None  #: set when we made its lease smaller while it ran
+    driver_limit_bytes: int | None = None  #: what the driver lets the process have (MPS), its context included
 
 
 @dataclass(frozen=True)
@@ -246,6 +247,13 @@ def _judge_cuda(fault: MemoryFault, used: int | None, numbers: VerdictNumbers, r
         return Judgement(Verdict.CULPRIT, f"it asked for {format_bytes(asked)}, more than all it had; {ran_with}")
     if used is None:
         return Judgement(Verdict.UNKNOWN, f"what it had in use is not known; {ran_with}")
+    limit = numbers.driver_limit_bytes
+    if limit is not None and used + (_TIGHT_BYTES if asked is None else asked + _PIECE_BYTES) > limit:
+        wanted = f"{format_bytes(used)} in use" + (f" and {format_bytes(asked)} asked for" if asked else "")
+        allowed = f"the {format_bytes(limit)} that the driver lets a client of MPS have"
+        return Judgement(Verdict.CULPRIT, f"it needed more than {allowed}: {wanted}; {ran_with}")
+    if limit is not None:
+        free = None  # such a process is told what is free of its own limit
     if used >= numbers.lease_bytes or used + (asked or 0) > numbers.lease_bytes:
         wanted = f"{format_bytes(used)} in use" + (f" and {format_bytes(asked)} asked for" if asked else "")
         return Judgement(Verdict.CULPRIT, f"it needed more than its lease: {wanted}; {ran_with}")
