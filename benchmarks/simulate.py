@@ -26,8 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.simulation import standing
+from benchmarks.simulation.outcome import Outcome, Size
 from benchmarks.simulation.picture import cost_by_size, draw
-from benchmarks.simulation.pool import Outcome, SimulatedPool, Size
+from benchmarks.simulation.pool import SimulatedPool
 from vrampool.local.embedded import EmbeddedValkey
 
 #: So many trials end each second where only other things are compared.
@@ -56,8 +57,9 @@ def main(given: Sequence[str] | None = None) -> int:
             lasts_s=arguments.lasts,
             slots=arguments.slots,
             sampler=arguments.sampler,
+            requests=arguments.requests,
         )
-        parts = {"simulated": [simulate(size)]}
+        parts = {"simulated": [simulate(size, arguments.real)]}
     else:
         parts = _all(console, arguments.part)
     for title, outcomes in parts.items():
@@ -84,6 +86,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lasts", type=float, default=60.0, help="mean seconds of a trial (default: 60)")
     parser.add_argument("--slots", type=int, default=1, help="trials at once on a device (default: 1)")
     parser.add_argument("--sampler", choices=("random", "tpe"), default="random")
+    parser.add_argument(
+        "--requests", choices=("declared", "learned"), default="declared", help="learned: from the trials' peaks"
+    )
+    parser.add_argument("--real", type=float, default=900.0, help="stop after so many real seconds (default: 900)")
     parser.add_argument("--json", type=Path, help="also write what was seen to this file")
     parser.add_argument("--draw", type=Path, nargs="+", help="draw what was written with --json before; needs --png")
     parser.add_argument("--png", type=Path, help="draw the curves of the whole run into this file")
@@ -138,11 +144,21 @@ def _all(console: Console, part: str | None) -> dict[str, list[Outcome]]:
 def table(title: str, outcomes: Sequence[Outcome]) -> Table:
     """Return what was seen as a table."""
     drawn = Table(title=title, box=None, header_style="bold")
-    columns = (
+    columns: tuple[str, ...] = (
         *("devices", "trials", "before", "sampler", "wanted/s", "ran/s", "devices busy", "all full after"),
-        *("first look", "CPU ms/trial", "of a core", "longest turn", "trips/trial", "KB/trial", "questions/trial"),
-        *("Valkey ms/trial", "of a core"),
+        *(
+            "first look",
+            "CPU ms/trial",
+            "of a core",
+            "longest turn",
+            "trips/trial",
+            "KB/trial",
+        ),
+        *("questions/trial", "while it fills", "Valkey ms/trial", "of a core"),
     )
+    learned = any(outcome.size.requests == "learned" for outcome in outcomes)
+    if learned:
+        columns += ("out of memory", "fits", "CPU ms/trial of fits", "of a core")
     for column in columns:
         drawn.add_column(column, justify="right")
     for outcome in outcomes:
@@ -164,11 +180,22 @@ def table(title: str, outcomes: Sequence[Outcome]) -> Table:
             f"{outcome.longest_turn_s:.2f} s",
             f"{trips['coordinator']:.1f} + {trips['worker']:.1f}",
             f"{sent['coordinator']:.0f} + {sent['worker']:.0f}",
-            f"{outcome.questions / ended:.1f}",
+            f"{outcome.questions:.1f}",
+            f"{outcome.fill_questions:.1f}",
             f"{outcome.server_s / ended * 1000:.2f}",
             f"{outcome.server_s / outcome.elapsed_s:.1%}",
+            *(_of_fits(outcome) if learned else ()),
         )
     return drawn
+
+
+def _of_fits(outcome: Outcome) -> tuple[str, ...]:
+    return (
+        f"{outcome.ooms}",
+        f"{outcome.fits}",
+        f"{outcome.fits_cpu_s / max(1, outcome.ended) * 1000:.1f}",
+        f"{outcome.fits_cpu_s / outcome.elapsed_s:.0%}",
+    )
 
 
 def to_json(outcome: Outcome) -> dict[str, Any]:
@@ -190,6 +217,11 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
         "bytes": outcome.bytes,
         "hints": outcome.hints,
         "questions": outcome.questions,
+        "fill_questions": outcome.fill_questions,
+        "calls_again": outcome.calls_again,
+        "ooms": outcome.ooms,
+        "fits": outcome.fits,
+        "fits_cpu_s": outcome.fits_cpu_s,
         "server_s": outcome.server_s,
         "cost_by_size": cost_by_size(outcome),
     }

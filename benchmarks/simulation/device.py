@@ -30,6 +30,17 @@ class Running:
     peak_bytes: int
     since_s: float
     execution_id: str = ""
+    reported: bool = False  #: it has been through a whole round, so what it was seen to hold is told
+
+    @property
+    def too_large(self) -> bool:
+        """Return whether it needs more than it was given, so that it will end for it."""
+        return self.peak_bytes > self.lease_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Return what it holds."""
+        return min(self.peak_bytes, self.lease_bytes)
 
 
 @dataclass
@@ -54,9 +65,8 @@ class Device:
 
     def look(self, now_s: float) -> None:
         """Read the device: its trials hold what they hold, and nobody else is there."""
-        used = sum(item.peak_bytes for item in self.held.values())
-        measured = {item.lease_id: item.peak_bytes for item in self.held.values()}
-        self.ledger.observe(self._reading(now_s, used), measured, now_s)
+        measured = {item.lease_id: item.held_bytes for item in self.held.values()}
+        self.ledger.observe(self._reading(now_s, self._used()), measured, now_s)
 
     def _reading(self, now_s: float, used_bytes: int) -> DeviceReading:
         return DeviceReading(at_s=now_s, total_bytes=TOTAL_BYTES, driver_reserved_bytes=0, used_bytes=used_bytes)
@@ -82,18 +92,26 @@ class Device:
             age_limit_ms=int(age_limit_s * 1000),
         )
 
-    def start(self, taken: Taken, ticket: Ticket, lease_id: str, now_s: float) -> Running | None:
-        """Grant a lease and start a trial; None when the ledger refuses."""
+    def start(
+        self, taken: Taken, ticket: Ticket, lease_id: str, now_s: float, peak_bytes: int | None = None
+    ) -> Running | None:
+        """Grant a lease and start a trial; None when the ledger refuses. Without a peak it holds most of its lease."""
         label = f"{ticket.study_name}/{ticket.number}"
         decision = self.ledger.grant(lease_id, taken.vram_bytes, label=label, now_s=now_s)
         if not decision.granted:
             return None
         self.ledger.confirm_started(lease_id)
-        peak_bytes = int(decision.lease_bytes * 0.8)
+        peak_bytes = int(decision.lease_bytes * 0.8) if peak_bytes is None else peak_bytes
         running = Running(taken, ticket, lease_id, decision.lease_bytes, peak_bytes, now_s)
         self.held[taken.job_id] = running
         self.look(now_s)
         return running
+
+    def report(self, running: Running, now_s: float) -> None:
+        """A trial has been through its first round: it runs alone no longer, and what it holds is told from now on."""
+        running.reported = True
+        if running.taken.vram_bytes is None:
+            running.lease_bytes = self.ledger.report_first(running.lease_id, running.peak_bytes, now_s).lease_bytes
 
     def end(self, running: Running, now_s: float) -> None:
         """End a trial and see its memory back."""
@@ -104,7 +122,7 @@ class Device:
         assert release is not None, "the memory is back at once"
 
     def _used(self) -> int:
-        return sum(item.peak_bytes for item in self.held.values())
+        return sum(item.held_bytes for item in self.held.values())
 
     def record(self, now_s: float) -> WorkerRecord:
         """Return what its worker tells the pool."""
@@ -125,7 +143,12 @@ class Device:
             reason=offer.reason,
             running=tuple(
                 RunningTrial(
-                    item.ticket.study_name, item.ticket.number, item.lease_bytes, item.peak_bytes, item.since_s
+                    item.ticket.study_name,
+                    item.ticket.number,
+                    item.lease_bytes,
+                    item.held_bytes,
+                    item.since_s,
+                    peak_bytes=item.held_bytes if item.reported else None,
                 )
                 for item in self.held.values()
             ),

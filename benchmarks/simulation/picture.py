@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.simulation.pool import Outcome
+from benchmarks.simulation.outcome import Outcome
 
 #: Turns that created trials are summed up in so many portions of a run.
 _PORTIONS = 20

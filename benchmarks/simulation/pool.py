@@ -15,7 +15,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,9 +23,11 @@ import optuna
 
 import vrampool
 from benchmarks.simulation.device import LIFE_S, Device, Running
+from benchmarks.simulation.fits import SimulatedFitter
+from benchmarks.simulation.outcome import Outcome, Size, Turn
 from benchmarks.simulation.server import COORDINATOR, WORKERS, Server
-from benchmarks.simulation.study import OBJECTIVE, REQUEST_BYTES, Worksheet, give_past
-from vrampool.coordinator import Coordinator
+from benchmarks.simulation.study import OBJECTIVE, REQUEST_BYTES, Worksheet, give_past, peak_of
+from vrampool.coordinator import Coordinator, earlier
 from vrampool.coordinator.loop import IDLE_S
 from vrampool.messages import Ticket
 from vrampool.queueing import JobQueue, Registry, Taken
@@ -37,115 +38,13 @@ from vrampool.storage import SubmissionState, open_storage
 from vrampool_worker.queue_port import QueuePort
 from vrampool_worker.worker import LOOK_S
 
+#: A trial reports for the first time after this share of its time; one that needs more than it has ends after this one.
+_REPORTS, _GROWN = 0.1, 0.2
 _SECRET = "a secret for simulations only, 32 bytes"
 _SAMPLERS: dict[str, Callable[[int], Any]] = {
     "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
     "tpe": lambda seed: optuna.samplers.TPESampler(seed=seed),
 }
-
-
-@dataclass(frozen=True)
-class Size:
-    """What is simulated."""
-
-    devices: int = 100
-    trials: int = 1000  #: to run
-    past: int = 0  #: trials that the study has already, of the same submission
-    lasts_s: float = 60.0  #: mean of a log-normal distribution
-    slots: int = 1  #: trials at once on a device
-    sampler: str = "random"
-    message_s: float = 0.0002  #: how long a message and its answer travel
-    seed: int = 1
-
-    @property
-    def wanted_per_s(self) -> float:
-        """Trials a second that the devices could run if there was always one waiting."""
-        return self.devices * self.slots / self.lasts_s
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One turn of the coordinator."""
-
-    at_s: float  #: simulated, its start
-    took_s: float  #: simulated
-    cpu_s: float
-    trials: int  #: in the study at its start
-    created: int
-    woken: bool  #: somebody had said that something changed; else it looked because it looks every second
-
-
-@dataclass
-class Outcome:
-    """What was seen."""
-
-    size: Size
-    elapsed_s: float = 0.0  #: simulated, from the first turn to the last end
-    ended: int = 0
-    turns: list[Turn] = field(default_factory=list)
-    ran: list[tuple[float, float]] = field(default_factory=list)  #: start and end of trials, simulated, by their start
-    trips: dict[str, int] = field(default_factory=dict)  #: round trips by role
-    bytes: dict[str, int] = field(default_factory=dict)  #: to and from the server by role
-    hints: int = 0  #: each goes to every worker
-    questions: int = 0  #: of workers
-    calls_again: int = 0  #: of the coordinator, to workers other than those it had called before
-    server_s: float = 0.0  #: what the server worked
-
-    @property
-    def cpu_s(self) -> float:
-        """CPU time of the coordinator."""
-        return sum(turn.cpu_s for turn in self.turns)
-
-    @property
-    def steady_turns(self) -> list[Turn]:
-        """Turns for which somebody had called, once every device had been given trials."""
-        return [turn for turn in self.turns if turn.woken and turn.at_s >= self.fill_s]
-
-    @property
-    def cpu_per_trial_s(self) -> float:
-        """CPU time of the coordinator for each trial that it makes in those turns."""
-        turns = self.steady_turns
-        return sum(turn.cpu_s for turn in turns) / max(1, sum(turn.created for turn in turns))
-
-    @property
-    def first_look_s(self) -> float:
-        """CPU time of the first look, which reads all trials that the study has."""
-        return self.turns[0].cpu_s
-
-    @property
-    def idle_look_s(self) -> float:
-        """CPU time of a look for which nobody had called; 0 where there was none."""
-        looks = [turn.cpu_s for turn in self.turns if not turn.woken]
-        return sum(looks) / len(looks) if looks else 0.0
-
-    @property
-    def _steady_s(self) -> tuple[float, float]:
-        """From when every device has been given trials until there is none left to begin."""
-        starts = [start_s for start_s, _ in self.ran]
-        filled = min(self.size.devices * self.size.slots, len(starts) // 2)
-        return starts[filled], starts[-1]
-
-    @property
-    def per_s(self) -> float:
-        """Trials that began each second, while devices had had their first and there were more to begin."""
-        from_s, to_s = self._steady_s
-        return sum(from_s < start_s <= to_s for start_s, _ in self.ran) / (to_s - from_s)
-
-    @property
-    def busy(self) -> float:
-        """Share of the devices' time in which they ran trials, in the same while."""
-        from_s, to_s = self._steady_s
-        used_s = sum(max(0.0, min(end_s, to_s) - max(start_s, from_s)) for start_s, end_s in self.ran)
-        return used_s / (self.size.devices * self.size.slots * (to_s - from_s))
-
-    @property
-    def fill_s(self) -> float:
-        """How long it took until every device had been given trials."""
-        return self._steady_s[0]
-
-    @property
-    def longest_turn_s(self) -> float:
-        return max(turn.took_s for turn in self.turns)
 
 
 class SimulatedPool:
@@ -161,6 +60,7 @@ class SimulatedPool:
         self.size = size
         self.now_s = 0.0
         self.outcome = Outcome(size)
+        self._learns = size.requests == "learned"
         self._random = random.Random(size.seed)
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = itertools.count()
@@ -185,7 +85,7 @@ class SimulatedPool:
         self._handle = self._pool.submit(
             OBJECTIVE,
             size.past + size.trials,
-            vram=REQUEST_BYTES,
+            vram="auto" if self._learns else REQUEST_BYTES,
             study_name="simulated",
             sampler=_SAMPLERS[size.sampler](size.seed),
         )
@@ -203,7 +103,9 @@ class SimulatedPool:
         assert self._settings.storage is not None
         connection = self._server.client(COORDINATOR)
         storage = open_storage(self._settings.storage, create_schema=False)
-        return Coordinator(self._settings, connection, storage, self._signer, clock=lambda: self.now_s)
+        fitter = SimulatedFitter(lambda in_s, call: self._at(self.now_s + in_s, call), self.outcome)
+        with mock.patch.object(earlier, "Fitter", lambda: fitter):
+            return Coordinator(self._settings, connection, storage, self._signer, clock=lambda: self.now_s)
 
     @contextmanager
     def _noticing(self) -> Iterator[None]:
@@ -219,7 +121,7 @@ class SimulatedPool:
             self._begin_segment()
             return put
 
-        def called(queue: JobQueue, workers: Sequence[str] | None) -> None:
+        def called(queue: JobQueue, workers: Sequence[str]) -> None:
             call(queue, workers)
             self._pass_turn()
             self.outcome.calls_again += 1
@@ -330,6 +232,8 @@ class SimulatedPool:
             self._wake(self._by_name[name])
 
     def _look(self) -> None:
+        if not self._learns and len(self.outcome.ran) == self.size.trials:
+            return  # there is nothing left to take, and 1 000 devices would look for it until the last trial ends
         self._wake_all()
         self._at(self.now_s + LOOK_S, self._look)
 
@@ -343,7 +247,7 @@ class SimulatedPool:
     # ---- workers -------------------------------------------------------------------------------------
 
     def _ask(self, device: Device) -> None:
-        self.outcome.questions += 1
+        self.outcome.asked.append(self.now_s)
         question = device.question(self.now_s, LIFE_S)
         self._server.took()
         found = self._ports[device.name].ask(question).found
@@ -359,9 +263,11 @@ class SimulatedPool:
             self._wake(device)
 
     def _start(self, device: Device, lease_id: str, taken: Taken, ticket: Ticket) -> None:
-        running = device.start(taken, ticket, lease_id, self.now_s)
+        params = self._sheet.begin(ticket.trial_id, device.name)
+        assert params is not None, "nobody else has it"
+        peak_bytes = peak_of(params, self._random) if self._learns else None
+        running = device.start(taken, ticket, lease_id, self.now_s, peak_bytes)
         assert running is not None, "it was taken because it fits"
-        assert self._sheet.begin(ticket.trial_id, device.name), "nobody else has it"
         self._server.took()
         execution_id = self._ports[device.name].begin(taken.job_id)
         assert execution_id is not None
@@ -370,20 +276,38 @@ class SimulatedPool:
         self._server.charge(self._server.took(), self.now_s)
         mean, spread = math.log(self.size.lasts_s) - 0.125, 0.5
         lasts_s = self._random.lognormvariate(mean, spread)
+        if running.too_large:
+            lasts_s *= _GROWN
+        elif self._learns:
+            self._at(self.now_s + _REPORTS * lasts_s, self._report, device, running)
         self.outcome.ran.append((self.now_s, self.now_s + lasts_s))
         self._at(self.now_s + lasts_s, self._end, device, running)
 
+    def _report(self, device: Device, running: Running) -> None:
+        device.report(running, self.now_s)
+        self._server.took()
+        self._tell(device)
+        self._server.charge(self._server.took(), self.now_s)
+        self._ask_if_room(device)
+
     def _end(self, device: Device, running: Running) -> None:
-        self._sheet.tell(running.ticket.trial_id, device.name, device.device_id)
+        lease_bytes, peak_bytes = running.lease_bytes, running.peak_bytes
+        trial_id = running.ticket.trial_id
+        self._sheet.tell(trial_id, device.name, device.device_id, lease_bytes=lease_bytes, peak_bytes=peak_bytes)
         device.end(running, self.now_s)
-        self.outcome.ended += 1
+        self.outcome.ended += not running.too_large
+        self.outcome.ooms += running.too_large
         self._server.took()
         self._tell(device)
         job_id, lasted_s = running.taken.job_id, self.now_s - running.since_s
-        self._ports[device.name].finish(job_id, running.execution_id, "finished", "", lasted_s)
+        ended = "failed" if running.too_large else "finished"
+        self._ports[device.name].finish(job_id, running.execution_id, ended, "", lasted_s)
         self._server.charge(self._server.took(), self.now_s)
         self.outcome.hints += 1
         self._woken = True
+        self._ask_if_room(device)
+
+    def _ask_if_room(self, device: Device) -> None:
         if device.name in self._with_room:
             self._wake(device)
 

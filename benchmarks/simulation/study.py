@@ -19,7 +19,7 @@ from optuna.distributions import (
 from optuna.storages._rdb import models
 from optuna.trial import TrialState
 
-from vrampool.messages import AttemptFacts, EndKind
+from vrampool.messages import AttemptFacts, EndKind, Verdict
 from vrampool.storage import ATTEMPT, CLAIM, MARK, PLAN, REQUEST, Mark, PoolStorage, claim, load_plan
 from vrampool.units import GIB
 
@@ -34,6 +34,7 @@ SPACE: dict[str, BaseDistribution] = {
 _SPACE_JSON = {name: distribution_to_json(distribution) for name, distribution in SPACE.items()}
 OBJECTIVE = f"{Path(__file__)}:stand_in"
 REQUEST_BYTES = 20 * GIB
+OVERHEAD_BYTES = int(0.7 * GIB)
 
 
 def stand_in(trial: Any) -> float:
@@ -57,6 +58,13 @@ def value_of(params: dict[str, Any]) -> float:
     return float((params["dropout"] - 0.2) ** 2 + abs(params["layers"] - 6) + (params["optimizer"] != "adamw"))
 
 
+def peak_of(params: dict[str, Any], rng: random.Random) -> int:
+    """Return what a trial needs: from 1.2 to about 30 GiB, most of it by its layers and their width."""
+    weights = params["layers"] * params["width"] / (12 * 2048)
+    optimizer = {"adam": 1.0, "adamw": 1.0, "sgd": 0.6}[params["optimizer"]]
+    return int(OVERHEAD_BYTES + (0.5 + 29 * weights * optimizer) * rng.lognormvariate(0.0, 0.03) * GIB)
+
+
 class Worksheet:
     """The workers' side of the storage. All of them share one connection: what that costs is not looked at."""
 
@@ -64,30 +72,45 @@ class Worksheet:
         self._storage = storage
         self._rng = rng
 
-    def begin(self, trial_id: int, worker: str) -> bool:
-        """Claim a trial as a worker does, and write the parameters that its objective suggests first of all."""
-        if not claim(self._storage, trial_id, worker):
-            return False
-        planned, _ = load_plan(self._storage.get_trial(trial_id).user_attrs.get(PLAN))
-        rows = _param_rows(trial_id, draw(self._rng) | planned)
-        with self._storage.database.transaction() as session:
-            session.execute(sa.insert(models.TrialParamModel.__table__), rows)
-        return True
+    def begin(self, trial_id: int, worker: str) -> dict[str, Any] | None:
+        """Claim a trial as a worker does, and write the parameters that its objective suggests first of all.
 
-    def tell(self, trial_id: int, worker: str, device_id: str) -> None:
-        """Write the facts of a trial that ended well, and its value, as a worker does."""
+        Returns:
+            The parameters; None: somebody else has it.
+        """
+        if not claim(self._storage, trial_id, worker):
+            return None
+        trial = self._storage.get_trial(trial_id)
+        planned, _ = load_plan(trial.user_attrs.get(PLAN))
+        params = draw(self._rng) | planned | trial.system_attrs.get("fixed_params", {})
+        with self._storage.database.transaction() as session:
+            session.execute(sa.insert(models.TrialParamModel.__table__), _param_rows(trial_id, params))
+        return params
+
+    def tell(self, trial_id: int, worker: str, device_id: str, *, lease_bytes: int, peak_bytes: int) -> None:
+        """Write the facts of a trial, and its value, as a worker does. One that needed more than its lease failed."""
+        well = peak_bytes <= lease_bytes
+        facts = {ATTEMPT: facts_of(worker, device_id, lease_bytes, peak_bytes)}
         value = value_of(self._storage.get_trial(trial_id).params)
-        facts = {ATTEMPT: facts_of(worker, device_id)}
         told = self._storage.move_trial(
-            trial_id, TrialState.RUNNING, TrialState.COMPLETE, values=[value], user_attrs=facts
+            trial_id,
+            TrialState.RUNNING,
+            TrialState.COMPLETE if well else TrialState.FAIL,
+            values=[value] if well else None,
+            user_attrs=facts,
         )
         assert told, f"trial {trial_id} was ended by somebody else"
 
 
-def facts_of(worker: str, device_id: str) -> dict[str, Any]:
-    """Return the facts of an attempt that ended well."""
+def facts_of(
+    worker: str, device_id: str, lease_bytes: int = REQUEST_BYTES, peak_bytes: int = int(REQUEST_BYTES * 0.8)
+) -> dict[str, Any]:
+    """Return the facts of an attempt: it ended well, or out of memory where its lease was less than its need."""
+    well = peak_bytes <= lease_bytes
     return AttemptFacts(
-        end=EndKind.COMPLETE,
+        end=EndKind.COMPLETE if well else EndKind.OOM,
+        verdict=None if well else Verdict.CULPRIT,
+        asked_bytes=None if well else peak_bytes - lease_bytes,
         worker=worker,
         host="simulated",
         device=device_id,
@@ -95,9 +118,10 @@ def facts_of(worker: str, device_id: str) -> dict[str, Any]:
         pid=1,
         request_bytes=REQUEST_BYTES,
         request_reason="20 GiB, as the submission says",
-        lease_bytes=REQUEST_BYTES,
-        lease_at_end_bytes=REQUEST_BYTES,
-        peak_bytes=int(REQUEST_BYTES * 0.8),
+        lease_bytes=lease_bytes,
+        lease_at_end_bytes=lease_bytes,
+        overhead_bytes=OVERHEAD_BYTES,
+        peak_bytes=min(peak_bytes, lease_bytes),
         peak_source="child",
         budget_bytes=68 * GIB,
         story="It asked for 20 GiB, as the submission says, got that much, and held at most 16 GiB of it.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.valkey import count_round_trips
 
 from vrampool.queueing import Demand
@@ -36,6 +37,30 @@ def test_it_is_written_when_it_is_news_and_from_time_to_time(connection, pool, m
     now[0] += 400
     demand.tell(2)
     assert trips.count == 2, "before the list ends"
+
+
+def test_only_what_it_lacks_or_has_too_much_is_sent(connection, pool):
+    demand = Demand(connection, pool)
+    demand.tell(900)
+    before = int(connection.info("stats")["total_net_input_bytes"])
+    for count in (901, 900, 899, 900):
+        demand.tell(count)
+        assert connection.llen(f"vrampool:{pool}:demand") == count
+        assert 0 < connection.ttl(f"vrampool:{pool}:demand") <= 3_600
+    assert int(connection.info("stats")["total_net_input_bytes"]) - before < 3_000
+
+
+@pytest.mark.parametrize("after", [3, 5, 0])
+@pytest.mark.parametrize("there", [0, 2, 6])
+def test_it_is_written_whole_when_it_is_not_as_it_was_left(connection, pool, there, after):
+    """Redis may have come back empty."""
+    demand, key = Demand(connection, pool), f"vrampool:{pool}:demand"
+    demand.tell(4)
+    connection.delete(key)
+    if there:
+        connection.rpush(key, *["trial"] * there)
+    demand.tell(after)
+    assert connection.llen(key) == after
 
 
 def test_a_new_leader_writes_it_anew(connection, pool):

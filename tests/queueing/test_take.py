@@ -270,6 +270,14 @@ def test_enqueue_and_put_back_wake_who_listens(queue, connection, pool):
         assert events.wait(10)[0] == {"kind": "put_back"}
 
 
+def test_those_who_are_called_are_named(queue, connection, pool):
+    with Events(connection, pool).subscribe() as events:
+        queue.enqueue([ticket(pool, 1)], workers=["w1"])
+        assert events.wait(10)[0] == {"kind": "enqueued", "workers": ["w1"]}
+        queue.call(["w2", "w3"])
+        assert events.wait(10)[0] == {"kind": "enqueued", "workers": ["w2", "w3"]}
+
+
 # ---- what is taken is checked ----------------------------------------------------------------------
 
 

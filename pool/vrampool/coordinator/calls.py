@@ -1,8 +1,9 @@
-"""Which worker is called to which trial that waits: pure. Each that was called for nothing has asked for nothing.
+"""Which worker is called to which trial that waits: pure. Who hears nothing asks nothing.
 
-A trial is called out to one worker that has room for it, as far as its record tells. All others hear nothing; they
-come by every two seconds. So a call that goes wrong costs little time, and is mended sooner: with every look each
-trial that still waits is given to a worker anew, who is called if it is another one, and after a second all are.
+A trial is called out to one worker that has room for it, as far as its record tells: with 1 000 devices all of them
+asked before, for each. Those that hear nothing come by every two seconds, so a call that goes wrong costs little time.
+It is mended sooner: with every look each trial that still waits is given to a worker anew, and whoever was called and
+did not come is given something only when nobody else has room.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from vrampool.queueing import WorkerRecord
 
 #: Whoever was called has this long to take a trial before another one is called.
 TURN_S = 0.3
-#: What waits for longer, though there is room for it, is called out to everybody. Once: then they come by themselves.
-EVERYBODY_S = 1.0
+#: Whoever did not come then comes last for so long.
+LATE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,10 @@ class Waiting:
     avoid: str = ""  #: a device that it shall not go to at once
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Called:
-    worker: str
-    first_s: float
+    worker: str  #: nobody: none had room
     at_s: float
-    everybody: bool = False
 
 
 class _Place:
@@ -57,11 +56,12 @@ class _Place:
 
 
 class Calls:
-    """Gives trials that wait to workers. `look_at` begins each look."""
+    """Gives trials that wait to workers. A look begins with `look_at`, and goes on with `again` before any `new`."""
 
     def __init__(self) -> None:
         self._places: list[_Place] = []
         self._called: dict[str, _Called] = {}
+        self._late: dict[str, float] = {}  #: when workers were found not to have come, by their names
 
     def look_at(self, records: Iterable[WorkerRecord]) -> None:
         """Take in what the workers can take now."""
@@ -72,29 +72,29 @@ class Calls:
         """Return whom to call to a trial that comes into the queue now; nobody where none has room."""
         place = self._give(trial)
         name = place.name if place is not None else ""
-        self._called[trial.job_id] = _Called(name, now_s, now_s)
+        self._called[trial.job_id] = _Called(name, now_s)
         return [name] if name else []
 
-    def again(self, waiting: Sequence[Waiting], now_s: float) -> list[str] | None:
-        """Return whom to call to those that wait already; None: everybody.
+    def again(self, waiting: Sequence[Waiting], now_s: float) -> list[str]:
+        """Return whom to call to those that wait already.
 
         Args:
             waiting: All of them, in the order of the queue.
             now_s: Seconds, of the clock that `new` has.
         """
-        self._called = {trial.job_id: self._called[trial.job_id] for trial in waiting if trial.job_id in self._called}
-        names: list[str] | None = []
+        called = {trial.job_id: self._called[trial.job_id] for trial in waiting if trial.job_id in self._called}
+        overdue = {job_id for job_id, call in called.items() if call.worker and now_s - call.at_s > TURN_S}
+        self._late |= {called[job_id].worker: now_s for job_id in overdue}
+        self._late = {name: at_s for name, at_s in self._late.items() if now_s - at_s < LATE_S}
+        self._places.sort(key=lambda place: place.name in self._late)  # a stable sort: the order stays otherwise
+        self._called, names = called, []
         for trial in waiting:
-            place, called = self._give(trial), self._called.get(trial.job_id)
+            place, call = self._give(trial), called.get(trial.job_id)
             if place is None:
                 continue
-            if called is None:  # by an earlier leader, or all were: a retry
-                self._called[trial.job_id] = _Called(place.name, now_s, now_s)
-            elif now_s - called.first_s > EVERYBODY_S and not called.everybody:
-                called.everybody, names = True, None
-            elif place.name != called.worker and (not called.worker or now_s - called.at_s > TURN_S):
-                called.worker, called.at_s = place.name, now_s
-                names = [*names, place.name] if names is not None else None
+            if call is None or not call.worker or (trial.job_id in overdue and place.name != call.worker):
+                called[trial.job_id] = _Called(place.name, now_s)
+                names.append(place.name)
         return names
 
     def _give(self, trial: Waiting) -> _Place | None:

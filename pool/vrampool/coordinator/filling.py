@@ -66,10 +66,8 @@ class Filling:
             return
         records = self._roster()
         self._calls.look_at(records)
-        if waiting:
-            called = self._calls.again([_call(tender, ticket) for tender, ticket in waiting], self._clock())
-            if called is None or called:
-                self._loop.call(called)
+        if called := self._calls.again([_call(tender, ticket) for tender, ticket in waiting], self._clock()):
+            self._loop.call(called)
         for tender in asking:
             tender.look_at(records)
         rooms = rooms_of(records)

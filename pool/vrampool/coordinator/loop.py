@@ -308,8 +308,8 @@ class Coordinator:
         """Read a submission's row: whether it was stopped, for example."""
         tender.row = self._catalog.submission(tender.id) or tender.row
 
-    def call(self, workers: Sequence[str] | None) -> None:
-        """Call workers, by name, to what waits; None: all."""
+    def call(self, workers: Sequence[str]) -> None:
+        """Call workers, by name, to what waits."""
         self._queue.call(workers)
 
     def enqueue(

@@ -50,21 +50,18 @@ class Demand:
         now_s = self._clock()
         if length == self._told and now_s - self._told_at_s < _AGAIN_S:
             return
-        if self._told < 0 or not self._change(self._told, length):
+        if self._told < 1 or not length or not self._change(self._told, length):
             self._write(length)
         self._told, self._told_at_s = length, now_s
 
     def _change(self, before: int, length: int) -> bool:
-        """Make the list longer or shorter; False: it is not as it was written last, so write it whole."""
+        """Make the list longer or shorter; False: it was not as long as it was left, so it must be written whole."""
+        less = max(0, before - length) + 1
         with self._connection.pipeline() as pipeline:
-            if length > before:
-                pipeline.rpush(self._key, *["trial"] * (length - before))
-            elif length < before:
-                pipeline.lrem(self._key, before - length, "trial")
+            pipeline.lrem(self._key, less, "trial")
+            pipeline.rpush(self._key, *["trial"] * (length - before + less))  # its answer is the length
             pipeline.expire(self._key, LIFE_S)
-            *changed, there = pipeline.execute()
-        expected = [length] if length > before else [before - length] if length < before else []
-        return changed == expected and (bool(there) or not length)
+            return bool(pipeline.execute()[1] == length)
 
     def _write(self, length: int) -> None:
         with self._connection.pipeline() as pipeline:

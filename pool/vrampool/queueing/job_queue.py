@@ -167,8 +167,8 @@ class JobQueue:
         return [job_id.decode() for job_id in answer]
 
     @talks_to_redis
-    def call(self, workers: Sequence[str] | None) -> None:
-        """Call workers, by name, to what waits already; None: all of them. Round trips: 1."""
+    def call(self, workers: Sequence[str]) -> None:
+        """Call workers, by name, to what waits already. Round trips: 1."""
         self._connection.publish(self._names.events, hint(ENQUEUED, workers))
 
     @talks_to_redis
