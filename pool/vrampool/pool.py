@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
-import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import optuna
-from optuna.exceptions import DuplicatedStudyError
-from optuna.study import StudyDirection
-
-from vrampool import mirror
-from vrampool.asking import build_spec, read_directions, read_kinds
-from vrampool.errors import InputError, MessageError, OutOfScopeError, RequestError, StudyError, UnreachableError
-from vrampool.handle import Callback, Handle
-from vrampool.local.starting import LocalPool, attach_or_start
-from vrampool.messages import SubmissionSpec
-from vrampool.queueing import Events, JobQueue, Registry, WaitingJob, WorkerRecord, connect
-from vrampool.remote_errors import study_failed
+from vrampool.errors import InputError, MessageError, OutOfScopeError, StudyError, UnreachableError, VrampoolError
+from vrampool.local.ahead import CLIENT, import_ahead
+from vrampool.local.starting import LocalPool, attach_or_start, filled_ahead
 from vrampool.settings import Settings, load_settings
-from vrampool.signing import load_secret, open_spec, sign_spec
-from vrampool.storage import Catalog, SubmissionState, open_storage
-from vrampool.units import format_bytes
+
+if TYPE_CHECKING:  # Optuna takes longer to import than a pool to start, so that is begun first
+    import optuna
+
+    from vrampool.client import Client
+    from vrampool.handle import Callback, Handle
+    from vrampool.queueing import WaitingJob, WorkerRecord
 
 
 class Pool:
@@ -52,7 +47,8 @@ class Pool:
         if self._settings.redis is not None and self._settings.storage is None:
             raise InputError("redis= is given but storage= is not: workers of other machines need its URL")
         self._local: LocalPool | None = None
-        self._opened = False
+        self._client: Client | None = None
+        self._ahead: Client | None = None  #: of a pool that was about to start
         self._owned = False
         self._optimizing: set[str] = set()
 
@@ -74,34 +70,38 @@ class Pool:
         """Let go of the pool: an owned one is stopped, a detached or remote one goes on."""
         if self._local is not None and self._local.process is not None:
             self._local.stop()
-        if self._opened:
-            self._connection.close()
-            self._storage.close()
-        self._opened = False
+        for client in (self._client, self._ahead):
+            if client is not None:
+                client.close()
+        self._client = self._ahead = None
         self._local = None
 
-    def _open(self) -> None:
-        if self._opened:
-            return
+    def _prepare(self) -> None:
+        """Do what can be done while a local pool starts: it takes as long to import and open what it needs."""
+        import_ahead(CLIENT)
+        if self._settings.redis is None and self._settings.storage is None:
+            from vrampool.client import Client
+
+            with contextlib.suppress(VrampoolError):  # it is met again, once there is a pool to end
+                self._ahead = Client(filled_ahead(self._settings))
+
+    def _open(self) -> Client:
+        if self._client is not None:
+            return self._client
         if self._settings.redis is None:
-            self._local = attach_or_start(self._settings, owned=self._owned)
+            self._local = attach_or_start(self._settings, owned=self._owned, meanwhile=self._prepare)
             self._settings = self._local.settings
+        from vrampool.client import Client
+
+        if self._ahead is not None and self._ahead.settings == self._settings:
+            self._client, self._ahead = self._ahead, None
+            return self._client
         try:
-            self._connect(self._settings)
+            self._client = Client(self._settings)
         except UnreachableError:
             self._failure()  # of a pool that ended at once: why it did says more
             raise
-        self._opened = True
-
-    def _connect(self, settings: Settings) -> None:
-        assert settings.redis is not None and settings.storage is not None
-        self._signer = load_secret(settings, create=False)
-        self._connection = connect(settings.redis, role="client")
-        self._storage = open_storage(settings.storage, create_schema=True)
-        self._catalog = Catalog(self._storage)
-        self._registry = Registry(self._connection, settings.pool)
-        self._events = Events(self._connection, settings.pool)
-        self._queue = JobQueue(self._connection, settings.pool, self._signer)
+        return self._client
 
     @property
     def settings(self) -> Settings:
@@ -118,14 +118,12 @@ class Pool:
     @property
     def storage(self) -> Any:
         """The pool's Optuna storage, as this process opened it."""
-        self._open()
-        return self._storage
+        return self._open().storage
 
     @property
     def connection(self) -> Any:
         """This process's Redis connection."""
-        self._open()
-        return self._connection
+        return self._open().connection
 
     # ---- submitting ----------------------------------------------------------------------------------
 
@@ -195,6 +193,8 @@ class Pool:
             InputError: something asked for cannot be done; nothing was created.
             UnreachableError: Redis or the database does not answer.
         """
+        from vrampool.asking import build_spec, read_directions
+
         spec, bundle = build_spec(
             self._settings,
             objective,
@@ -221,15 +221,15 @@ class Pool:
             gpus=gpus,
         )
         wanted = read_directions(direction, directions)
-        self._open()
-        self._check_fits(spec)
+        client = self._open()
+        client.check_fits(spec, self._local.record.largest_budget_bytes if self._local is not None else 0)
         findings = None
         if probe:
             from vrampool.probing import probe_first
 
             findings = probe_first(self, objective, directions=wanted, env=env, workdir=workdir)
-        self._prepare_study(spec.study_name, wanted)
-        handle = self._enter(spec, bundle, sampler, pruner)
+        client.prepare_study(spec.study_name, wanted)
+        handle = self._handle(client.enter(spec, bundle, sampler, pruner))
         handle.probe = findings
         handle.callbacks = list(callbacks)
         return handle
@@ -265,6 +265,11 @@ class Pool:
             InputError: as in `submit`.
             Exception: what a callback raised; trials that ran have finished.
         """
+        from vrampool import mirror
+        from vrampool.asking import read_kinds
+        from vrampool.remote_errors import study_failed
+        from vrampool.storage import SubmissionState
+
         if study.study_name in self._optimizing or study._thread_local.in_optimize_loop:
             raise RuntimeError("Nested invocation of `Pool.optimize` on one study isn't allowed.")
         if (n_trials is not None and n_trials <= 0) or (timeout is not None and timeout <= 0):
@@ -296,57 +301,12 @@ class Pool:
         Raises:
             InputError: something asked for cannot be done.
         """
+        from vrampool.asking import build_spec, read_directions
+
         read_directions(asked.pop("direction", None), asked.pop("directions", None))
         build_spec(self._settings, objective, **asked)
 
-    def _prepare_study(self, study_name: str, directions: list[str] | None) -> None:
-        """Make the study, or check that the one that is there has the same directions."""
-        kinds = [StudyDirection[item.upper()] for item in directions or ["minimize"]]
-        try:
-            study_id = self._storage.create_new_study(kinds, study_name)
-        except DuplicatedStudyError:
-            study_id = self._storage.get_study_id_from_name(study_name)
-        found = [item.name.lower() for item in self._storage.get_study_directions(study_id)]
-        if directions is not None and found != directions:
-            raise StudyError(
-                f"study {study_name!r} exists with direction {', '.join(found)}, not {', '.join(directions)}; "
-                "use its direction, or another study_name"
-            )
-
-    def _check_fits(self, spec: SubmissionSpec) -> None:
-        largest = self._registry.largest_budget(time.time()) or 0
-        if self._local is not None:
-            largest = max(largest, self._local.record.largest_budget_bytes)
-        if isinstance(spec.vram, int) and largest and spec.vram > largest:
-            raise RequestError(
-                f"vram={format_bytes(spec.vram)} is more than the largest device of the pool may hold "
-                f"({format_bytes(largest)}); ask for less, or add a larger device"
-            )
-
-    def _enter(self, spec: SubmissionSpec, bundle: bytes | None, sampler: Any, pruner: Any) -> Handle:
-        if bundle is not None:
-            digest = spec.objective.bundle_sha256
-            assert digest is not None
-            self._catalog.put_bundle(digest, bundle, self._signer.sign("bundle", bundle))
-        self._catalog.add_submission(
-            spec.submission_id,
-            spec.study_name,
-            sign_spec(self._signer, spec),
-            bundle_sha256=spec.objective.bundle_sha256,
-        )
-        self._events.publish({"submission": spec.submission_id, "state": "open"})
-        return self._handle(spec, sampler, pruner)
-
-    def _handle(self, spec: SubmissionSpec, sampler: Any = None, pruner: Any = None) -> Handle:
-        study = optuna.load_study(
-            study_name=spec.study_name,
-            storage=self._storage,
-            sampler=sampler if isinstance(sampler, optuna.samplers.BaseSampler) else None,
-            pruner=pruner if isinstance(pruner, optuna.pruners.BasePruner) else None,
-        )
-        row = self._catalog.submission(spec.submission_id)
-        assert row is not None
-        handle = Handle(self._storage, self._connection, self._settings.pool, row, spec, study)
+    def _handle(self, handle: Handle) -> Handle:
         handle.check, handle.is_local = self._failure, self._local is not None
         return handle
 
@@ -363,35 +323,32 @@ class Pool:
         Raises:
             StudyError: no submission of this pool has that study.
         """
-        self._open()
-        rows = [row for row in self._catalog.submissions() if row.study_name == study_name]
+        client = self._open()
+        rows = [row for row in client.catalog.submissions() if row.study_name == study_name]
         if not rows:
-            names = sorted({row.study_name for row in self._catalog.submissions()})
+            names = sorted({row.study_name for row in client.catalog.submissions()})
             hint = f"; known: {', '.join(names[-5:])}" if names else ""
             raise StudyError(f"this pool has no study {study_name!r}{hint}")
-        newest = max(rows, key=lambda row: row.sequence)
-        return self._handle(open_spec(self._signer, newest.id, newest.spec_text))
+        return self._handle(client.handle_of(max(rows, key=lambda row: row.sequence)))
 
     def handles(self) -> list[Handle]:
         """Return a handle for every submission of the pool, oldest first; one that cannot be read is warned of."""
-        self._open()
+        client = self._open()
         found = []
-        for row in self._catalog.submissions():
+        for row in client.catalog.submissions():
             try:
-                found.append(self._handle(open_spec(self._signer, row.id, row.spec_text)))
+                found.append(self._handle(client.handle_of(row)))
             except MessageError as error:
                 warnings.warn(f"submission {row.id} of study {row.study_name!r} is left out: {error}", stacklevel=2)
         return found
 
     def devices(self) -> list[WorkerRecord]:
         """Return what each live worker last said of its device."""
-        self._open()
-        return self._registry.workers()
+        return self._open().registry.workers()
 
     def queue(self) -> list[WaitingJob]:
         """Return the trials that wait for a device, in the order they are offered."""
-        self._open()
-        return self._queue.waiting()
+        return self._open().queue.waiting()
 
 
 def _check_system() -> None:

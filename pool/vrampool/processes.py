@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from vrampool.errors import UnreachableError
+from vrampool.forking import Process
 
 _log = logging.getLogger("vrampool.processes")
 _PR_SET_PDEATHSIG = 1
@@ -141,6 +142,7 @@ class KeptProcess:
         final_exit_codes: frozenset[int] = FINAL_EXIT_CODES,
         first_env: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
+        fork: Callable[[Mapping[str, str], int | None], Process | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -150,8 +152,9 @@ class KeptProcess:
         self._final = final_exit_codes
         self._first_env = dict(first_env or {})  #: these, and the descriptors, are for the first start alone
         self._pass_fds = tuple(pass_fds)
+        self._fork = fork  #: makes the first one, quicker than the command does, where it can
         self._clock = clock
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._started_at_s = 0.0
         self._next_at_s = 0.0
         self._failures = 0
@@ -176,16 +179,19 @@ class KeptProcess:
         env = (dict(os.environ) if self._env is None else self._env) | {KEEPER: str(os.getpid())}
         env |= {RESTARTED: str(self.restarts)} if self.restarts else self._first_env
         try:
-            # Its own process group: Ctrl-C in a terminal reaches the owner alone, which then stops everybody in order.
-            self._process = subprocess.Popen(
-                self._command,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                process_group=0,
-                pass_fds=() if self.restarts else self._pass_fds,
-            )
+            fork, self._fork = self._fork, None
+            self._process = fork(env, out.fileno() if out is not None else None) if fork is not None else None
+            if self._process is None:
+                # Its own process group: Ctrl-C in a terminal is for the owner alone, which then stops all in order.
+                self._process = subprocess.Popen(
+                    self._command,
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    process_group=0,
+                    pass_fds=() if self.restarts else self._pass_fds,
+                )
         finally:
             if out is not None:
                 out.close()

@@ -150,7 +150,7 @@ class Faults:
             pipeline.delete(names.live(job_id))
             pipeline.lpush(names.waiting, job_id)
             pipeline.execute()
-        self.pool.pool._events.poke()
+        self.pool.pool._open().events.poke()
         return True
 
     def _sigterm(self) -> bool:

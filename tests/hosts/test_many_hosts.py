@@ -41,7 +41,7 @@ def test_a_trial_goes_only_where_it_fits(hosts: ManyHosts):
 
 def test_the_largest_device_is_known_whichever_host_told_of_its_own_last(hosts: ManyHosts):
     """Every host has a device called "cpu"."""
-    registry = hosts.pool._registry
+    registry = hosts.pool._open().registry
     for record in (hosts["h2"].await_ready(), hosts["h1"].await_ready(), hosts["h2"].await_ready()):
         registry.beat(record, hosts.pool.settings.lease_ttl_s)
         assert registry.largest_budget(0) == 300 * 1024**2

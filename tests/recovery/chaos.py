@@ -191,7 +191,7 @@ class Chaos:
                 pipeline.delete(names.live(job_id))
                 pipeline.lpush(names.waiting, job_id)
                 pipeline.execute()
-            self.pool.pool._events.poke()
+            self.pool.pool._open().events.poke()
 
     def _pick(self, among: Sequence[object]):  # type: ignore[no-untyped-def]
         return self._dice.choice(list(among)) if among else None

@@ -25,6 +25,11 @@ def serve(settings: Settings) -> int:
     return worker.exit_code
 
 
+def import_ahead() -> None:
+    """Import what `serve` needs."""
+    from vrampool_worker import rq_worker  # noqa: F401
+
+
 def main() -> int:
     """Serve with the settings of the environment; ends in order when its supervisor dies."""
     keep_secrets()

