@@ -34,6 +34,7 @@ from vrampool.local.embedded import EmbeddedValkey
 #: So many trials end each second where only other things are compared.
 _RATE = 5.0
 _SHM = Path("/dev/shm")
+_PARTS = ("study size", "devices", "load", "load of 1 000", "learned")
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -79,7 +80,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.simulate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--part", choices=("study size", "devices", "load"), help="only this part of the whole run")
+    parser.add_argument(
+        "--part",
+        choices=("study size", "devices", "load", "load of 1 000", "learned"),
+        help="only this part of the whole run",
+    )
     parser.add_argument("--devices", type=int, help="simulate this pool alone")
     parser.add_argument("--trials", type=int, default=1000, help="to run (default: 1000)")
     parser.add_argument("--past", type=int, default=0, help="trials that the study has already (default: 0)")
@@ -125,10 +130,18 @@ def _all(console: Console, part: str | None) -> dict[str, list[Outcome]]:
             replace(few, sampler="tpe", past=10_000),
         ],
         "devices": [
-            *(replace(plain, devices=count, lasts_s=count / _RATE) for count in (3, 10, 30, 100, 300)),
-            Size(devices=1000, trials=1300, past=8700, lasts_s=1000 / _RATE),
+            replace(plain, devices=count, trials=max(300, 2 * count), lasts_s=count / _RATE)
+            for count in (3, 10, 30, 100, 300, 600, 1000)
         ],
         "load": [replace(few, trials=200, lasts_s=lasts_s) for lasts_s in (20.0, 6.0, 2.0, 1.0, 0.5)],
+        "load of 1 000": [
+            Size(devices=1000, trials=trials, lasts_s=lasts_s)
+            for lasts_s, trials in ((100.0, 2500), (50.0, 3000), (25.0, 4000), (12.5, 4000))
+        ],
+        "learned": [
+            replace(few, trials=400, slots=4, lasts_s=120 / _RATE, requests="learned"),
+            Size(devices=100, slots=4, trials=1200, lasts_s=400 / _RATE, requests="learned"),
+        ],
     }
     found: dict[str, list[Outcome]] = {}
     for title, sizes in plans.items():

@@ -88,7 +88,7 @@ class Outcome:
         """From when every device has been given trials until there is none left to begin."""
         starts = [start_s for start_s, _ in self.ran]
         filled = min(self.size.devices * self.size.slots, len(starts) // 2)
-        return starts[filled], starts[-1]
+        return starts[filled - 1], starts[-1]
 
     @property
     def questions(self) -> float:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from collections import Counter
 
 import pytest
 from benchmarks import simulate
 from benchmarks.simulation import standing
+from benchmarks.simulation.device import Device
 from benchmarks.simulation.picture import cost_by_size
 from benchmarks.simulation.pool import Outcome, SimulatedPool, Size
 
@@ -23,8 +25,10 @@ def run(valkey, tmp_path):
         pool = SimulatedPool(Size(**options), valkey, tmp_path)
         outcome = pool.run(60.0)
         assert pool.finished
-        numbers = [trial.state.name for trial in pool.trials()]
-        assert numbers == ["COMPLETE"] * (pool.size.past + pool.size.trials), "each once"
+        states = Counter(trial.state.name for trial in pool.trials())
+        assert states.pop("COMPLETE") == pool.size.past + pool.size.trials, "each once"
+        assert states.pop("FAIL", 0) == outcome.ooms
+        assert not states
         pool.close()
         return outcome
 
@@ -42,10 +46,43 @@ def test_all_trials_of_a_small_pool_run_once_and_its_devices_are_never_idle_for_
 def test_round_trips_are_what_the_queue_promises(run):
     outcome = run(devices=4, slots=2, trials=30, lasts_s=1.0)
     begun_and_finished, told = 2 * 30, 2 * 30
-    scripts_sent = outcome.trips["worker"] - (outcome.questions + begun_and_finished + told + 4)  # each device's first
+    scripts_sent = outcome.trips["worker"] - (len(outcome.asked) + begun_and_finished + told + 4)  # each one's first
     assert 0 <= scripts_sent <= 3, "the server may not have known them yet"
-    assert outcome.hints == 2 * 30, "one when it is enqueued, one when it was told"
+    room = outcome.hints - 2 * 30 - outcome.calls_again  # one when it is enqueued, one when it was told
+    assert 30 <= room <= 2 * 30 + 4, "when one ended, and when it was taken where there was room for two"
     assert outcome.bytes["worker"] > 30 * 1000
+
+
+def test_a_trial_makes_as_many_devices_ask_as_can_run_it_and_not_all_that_have_room(run):
+    outcome = run(devices=40, trials=120, lasts_s=8.0)
+    assert outcome.fill_questions < 3, "40 while all of them were asked"
+    assert outcome.questions < 3
+
+
+def test_a_worker_that_is_called_and_never_comes_holds_nobody_up_for_long(run, monkeypatch):
+    """It has died or hangs, and its record says that it has room."""
+    ask = SimulatedPool._ask
+
+    def deaf(self: SimulatedPool, device: Device) -> None:
+        if device.name == "gpu-0":
+            device.asking = False
+        else:
+            ask(self, device)
+
+    monkeypatch.setattr(SimulatedPool, "_ask", deaf)
+    monkeypatch.setattr(SimulatedPool, "_look", lambda self: None)  # nobody comes by
+    outcome = run(devices=6, trials=60, lasts_s=1.0)
+    assert 0 < outcome.calls_again < 40
+    assert outcome.elapsed_s < 60 / 5 * 1.0 * 1.5
+
+
+def test_requests_are_learned_from_simulated_peaks(run):
+    outcome = run(devices=5, slots=4, trials=60, lasts_s=4.0, requests="learned")
+    assert outcome.fits > 5
+    assert outcome.fits_cpu_s > 0
+    assert outcome.ooms < 20
+    together = max(sum(start <= at < end for start, end in outcome.ran) for at, _ in outcome.ran)
+    assert together > 5, "they run alone only until something is known"
 
 
 def test_a_study_with_a_past_goes_on_where_it_was(run):

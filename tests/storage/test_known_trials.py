@@ -6,7 +6,7 @@ import pytest
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
 
-from vrampool.storage import REQUEST, KnownTrials, Mark, claim, create_planned, open_storage, record_plan
+from vrampool.storage import REQUEST, KnownTrials, Mark, claim, claimed_by, create_planned, open_storage, record_plan
 
 SPACE = FloatDistribution(0.0, 1.0)
 
@@ -96,6 +96,48 @@ def test_a_waiting_trial_is_read_anew_until_it_has_its_request(sides):
     assert REQUEST not in read(reader, study_id)[0].user_attrs
     record_plan(writer, trial_id, None, {"bytes": 7})
     assert read(reader, study_id)[0].user_attrs[REQUEST] == {"bytes": 7}
+
+
+def test_what_runs_as_before_is_not_even_handed_over_again(sides):
+    """With 1 000 devices going through all that run took most of a look."""
+    reader, writer, _, study_id = sides
+    ids = [running(writer, study_id) for _ in range(5)]
+    for trial_id in ids:
+        assert claimed_by(writer.get_trial(trial_id)) == "w0"
+    first = read(reader, study_id)
+    changed: list[list[int]] = []
+    get = reader.database._get_trials
+
+    def noted(*args, **kwargs):
+        found = get(*args, **kwargs)
+        changed.append([trial._trial_id for trial in found])
+        return found
+
+    reader.database._get_trials = noted
+    assert [one is other for one, other in zip(read(reader, study_id), first, strict=True)] == [True] * 5
+    assert writer.move_trial(ids[3], TrialState.RUNNING, TrialState.FAIL)
+    ids.append(running(writer, study_id))
+    assert [trial.state.name for trial in read(reader, study_id)] == ["RUNNING"] * 3 + ["FAIL"] + ["RUNNING"] * 2
+    assert changed == [[], [ids[3], ids[5]]]
+
+
+def test_where_many_run_what_they_add_is_seen_later(sides):
+    reader, writer, clock, study_id = sides
+    ids = [running(writer, study_id) for _ in range(300)]
+    read(reader, study_id)
+    writer.set_trial_user_attr(ids[0], "note", "new")
+    clock.now_s += 2.5
+    assert "note" not in read(reader, study_id)[0].user_attrs
+    clock.now_s += 1.0
+    assert read(reader, study_id)[0].user_attrs["note"] == "new"
+
+
+def test_who_reads_all_at_once_gets_all(sides):
+    reader, writer, _, study_id = sides
+    running(writer, study_id)
+    read(reader, study_id)
+    assert [trial.number for trial in reader.database.get_all_trials(study_id)] == [0]
+    assert [trial.number for trial in reader.get_all_trials(study_id, states=(TrialState.RUNNING,))] == [0]
 
 
 def test_trials_come_in_the_order_of_their_numbers(sides):
