@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from vrampool_worker.child import forkserver
 from vrampool_worker.children import child as children
 from vrampool_worker.children.forkserver import ForkServer
 
+#: A small module of the standard library that nothing else imports.
+NEEDED = "colorsys"
 WORKER = Path(__file__).with_name("forking_worker.py")
 
 
@@ -137,6 +140,43 @@ def test_where_the_server_is_gone_trials_are_spawned_and_those_that_run_go_on(fo
     assert not later.child.forked and later.outcome.values == [3.0]
     forks.until(lambda: running.child.gone)
     assert running.outcome.values == [1.0]
+
+
+def test_the_server_imports_what_trials_were_seen_to_need(forks):
+    forks.server.register(forks.selector)
+    assert not seen_by(forks, NEEDED)
+    forks.server.include(["json", NEEDED])
+    assert forks.server.imports(time.monotonic()), "trials wait for it"
+    forks.until(lambda: forks.server.ready)
+    assert seen_by(forks, NEEDED)
+    pid = forks.server.pid
+    forks.server.include(["json", NEEDED])
+    assert forks.server.ready and forks.server.pid == pid, "it has all that already"
+
+
+def test_what_the_server_died_of_it_is_not_told_again(forks, tmp_path, monkeypatch):
+    (tmp_path / "deadly_module.py").write_text("import os\nos._exit(3)")
+    forks.server._environment["PYTHONPATH"] = str(tmp_path)
+    forks.server.close()
+    forks.server.start()
+    forks.server.register(forks.selector)
+    forks.until(lambda: forks.server.ready)
+    forks.server.include(["deadly_module"])
+    forks.until(lambda: forks.server.pid is None)
+    assert not forks.run("def objective(trial):\n    return 1.0").child.forked
+    monkeypatch.setattr(forks.server, "_not_before_s", 0.0)
+    forks.server.launch("nowhere")  # starts it again
+    forks.until(lambda: forks.server.ready)
+    forks.server.include(["deadly_module"])
+    assert forks.server.ready
+    assert forks.run("def objective(trial):\n    return 1.0").child.forked
+
+
+def seen_by(forks: ForkDriver, name: str) -> bool:
+    """Return whether a forked trial finds a module imported."""
+    story = forks.run(f"def objective(trial):\n    import sys\n    return float({name!r} in sys.modules)")
+    assert story.child.forked
+    return story.outcome.values == [1.0]
 
 
 def test_when_the_worker_is_killed_nothing_of_it_stays(tmp_path):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 from optuna.trial import TrialState
+from support.child_driver import ChildDriver
+from support.pools import facts_of
 
 from vrampool.settings import Settings
 from vrampool_worker.children.preloading import Preloading
@@ -51,3 +54,28 @@ def test_later_trials_find_what_the_first_one_had_to_import(make_pool, tmp_path:
     there = [trial.user_attrs["there"] for trial in trials]
     assert there[0] == [False, False, True]
     assert there[-1] == [True, False, True], "spares that were made since have it"
+
+
+def test_a_trial_does_not_wait_for_imports_that_it_may_not_need(make_pool, tmp_path: Path):
+    """The import never ends: nor do the spares that do it ever become ready."""
+    (tmp_path / "endless_module.py").write_text("import time\nwhile True:\n    time.sleep(0.1)\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    pool = make_pool(preload="endless_module", env={"PYTHONPATH": path})
+    trials = pool.run(lambda trial: 1.0, 3, max_concurrent_trials=1).trials
+    assert [trial.value for trial in trials] == [1.0] * 3
+    assert not any(facts_of(trial).forked for trial in trials)
+
+
+def test_the_collector_is_off_during_imports_and_on_again_for_the_trial(tmp_path: Path):
+    (tmp_path / "looking_module.py").write_text("import gc\nENABLED = gc.isenabled()\n")
+    driver = ChildDriver(tmp_path)
+    try:
+        story = driver.start(
+            driver.spawn(("looking_module",), {**os.environ, "PYTHONPATH": str(tmp_path)}),
+            "def objective(trial):\n    import gc, sys\n"
+            "    return 10.0 * sys.modules['looking_module'].ENABLED + gc.isenabled()",
+        )
+        driver.until(lambda: story.child.gone)
+        assert story.outcome.values == [1.0]
+    finally:
+        driver.close()

@@ -21,6 +21,8 @@ from vrampool.queueing import (
     open_taken,
     put_back,
 )
+from vrampool.queueing.connection import talks_to_redis
+from vrampool.queueing.names import Names
 from vrampool.signing import Signer
 from vrampool_worker.asking import Asked
 
@@ -95,6 +97,11 @@ class QueuePort:
     def discard(self, job_id: str, lease_id: str) -> None:
         """Throw away a job whose trial is not waiting any more."""
         discard(self._connection, self._pool, job_id, lease_id)
+
+    @talks_to_redis
+    def demand(self) -> int | None:
+        """Return how many trials wait, run, or could run at once in all the pool; None: no coordinator has told."""
+        return self._connection.llen(Names(self._pool).demand) or None
 
     def read_overhead(self, key: str) -> int | None:
         """Return the overhead that was learned on such a device before; see `Overheads`."""

@@ -34,6 +34,7 @@ from vrampool_worker.lanes import Inbox, Lane, Timers
 from vrampool_worker.ledger import Ledger
 from vrampool_worker.memory_watch import MemoryWatch
 from vrampool_worker.mps_watch import MpsWatch
+from vrampool_worker.outlook import Outlook
 from vrampool_worker.queue_port import QueuePort
 from vrampool_worker.records import Chronicle
 from vrampool_worker.release_watch import ReleaseWatch
@@ -102,9 +103,9 @@ class WorkerLoop:
         self.forget_job = forget_job
         self._selector = selectors.DefaultSelector()
         self._selector.register(inbox, selectors.EVENT_READ, lambda _mask: inbox.run())
-        spare_bytes = parse_budget(settings.spare_memory, host_bytes())
+        memory, needed = parse_budget(settings.spare_memory, host_bytes()), Outlook(self).needed
         self.supply = supply
-        self.spares = SpareShelf(supply, self._watch_child, settings.spares, memory_bytes=spare_bytes)
+        self.spares = SpareShelf(supply, self._watch_child, settings.spares, memory_bytes=memory, needed=needed)
         self.runner = Runner(self)
         self.memory = MemoryWatch(self)
         self.audit = Audit(self)
@@ -142,9 +143,8 @@ class WorkerLoop:
         if self.mps is not None:
             self.mps.start()
         self.supply.register(self._selector)
-        self.every(LOOK_S, self.wake)
-        self.every(LOOK_S, self.releases.look)
-        self.every(LOOK_S, self.chronicle.calibration.look)
+        for look in (self.wake, self.releases.look, self.chronicle.calibration.look):
+            self.every(LOOK_S, look)
         self.every(AUDIT_S, self.audit.look)
         self.every(self.settings.sample_s, lambda: self.chronicle.sample(time.time()))
         self.inbox.post(self.wake)  # the first turn begins at once: with a child for the first trial

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import logging
 from collections.abc import Iterable
 
 #: Optuna imports these when it opens a database, and SQLAlchemy the dialect.
@@ -23,6 +24,7 @@ def import_ahead(modules: Iterable[str]) -> None:
     Raises:
         Exception: of an import.
     """
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # as Optuna does; it lists its plugins
     was_enabled = gc.isenabled()
     gc.disable()
     try:
