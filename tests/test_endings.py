@@ -136,6 +136,15 @@ def test_an_oom_below_the_lease_it_had_before_is_ours_and_beyond_it_its_own() ->
     assert (beyond.verdict, beyond.infeasible) == (Verdict.CULPRIT, True), "it had all there is before it was shrunk"
 
 
+@pytest.mark.parametrize(("lacks_mib", "infeasible"), [(6, True), (500, False)])
+def test_a_few_mebibytes_more_are_no_other_device(lacks_mib: int, infeasible: bool) -> None:
+    """A lease that was lent to is a little less than all; the attempt after it would be the same one again."""
+    memory = {"device": "cuda", "asked_bytes": GIB // 2, "allowed_bytes": 19 * GIB, "free_bytes": 4 * GIB}
+    lease_bytes = 20 * GIB - lacks_mib * MIB
+    made = attempt(Outcome(OutcomeKind.OOM, memory=memory), lease_bytes=lease_bytes, lease_at_end_bytes=lease_bytes)
+    assert end_of(made).infeasible is infeasible
+
+
 @pytest.mark.parametrize(("free", "told"), [(4, True), (1, False)])
 def test_what_fits_the_card_and_not_its_budget_is_told_so(free: int, told: bool) -> None:
     memory = {"device": "cuda", "asked_bytes": GIB // 2, "allowed_bytes": 19 * GIB, "free_bytes": free * GIB}

@@ -300,6 +300,13 @@ def test_nothing_is_lent_beyond_the_wish_nor_to_whoever_could_not_give_it_back(l
     assert [item.lease_at_end_bytes // GIB for item in (sure, wishes, says)] == [2, 3, 2]
 
 
+def test_one_that_is_tried_again_is_lent_all_that_is_free(loop: Loop) -> None:
+    attempt = loop.run("a", 4 * GIB, 0, around=False)
+    attempt.root = attempt.ticket.number - 1
+    loop.moves.lend(attempt, 64 * GIB, loop.card.now_s)
+    assert loop.card.free_bytes == 0
+
+
 def test_a_client_of_mps_is_lent_as_others_and_grows_back_to_what_it_began_with_and_no_further(loop: Loop) -> None:
     """The driver's limit is fixed at its start: a larger cap would be a promise that the driver does not keep."""
     attempt = loop.run("a", 4 * GIB, 0, around=False)

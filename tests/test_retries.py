@@ -204,6 +204,13 @@ def test_a_culprit_that_needs_more_than_any_device_gets_a_whole_one_that_has_mor
     assert "all that a device with more than 50.0 GiB has" in found.reason
 
 
+def test_a_culprit_that_would_get_almost_all_of_a_device_gets_all_of_it() -> None:
+    """Next to nothing fits beside it, and one attempt after another would only come closer."""
+    most, more = step(oom(0, Verdict.CULPRIT, 32)), step(oom(0, Verdict.CULPRIT, 33))
+    assert isinstance(most, Retry) and most.request_bytes == 48 * GIB
+    assert isinstance(more, Retry) and (more.request_bytes, more.beyond_bytes) == (None, 33 * GIB)
+
+
 def test_a_culprit_that_had_all_that_any_device_has_is_not_tried_again() -> None:
     first, second = oom(0, Verdict.CULPRIT, 50), oom(1, Verdict.CULPRIT, 64)
     third = oom(2, Verdict.CULPRIT, 64)

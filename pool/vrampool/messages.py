@@ -168,7 +168,8 @@ class MemorySample(_Message):
     torch_reserved_bytes: int | None = None
     max_torch_reserved_bytes: int | None = None
     max_allocated_bytes: int | None = None
-    num_ooms: int = 0
+    num_ooms: int = 0  #: of the allocator, those among them that a library below Python met and dealt with
+    num_ooms_raised: int | None = None  #: of num_ooms, those that reached Python; None: that cannot be told
     num_alloc_retries: int = 0
     cap_bytes: int | None = None
     cuda_initialized: bool = False

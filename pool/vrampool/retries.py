@@ -11,7 +11,7 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from vrampool.memory.requests import UNSURE_FACTOR
+from vrampool.memory.requests import ALMOST_ALL, UNSURE_FACTOR
 from vrampool.messages import AttemptFacts, EndKind, SubmissionSpec, Verdict
 from vrampool.storage.marks import attempt_of, cancelled_reason, claimed_by, lost_reason, mark_of, requested_bytes
 from vrampool.units import format_bytes
@@ -151,7 +151,8 @@ def _after_oom(
     if need <= 0:
         return Retry(None, "out of memory; nothing is known of its need")
     words = f"out of memory with {format_bytes(lease)}: tried again with"
-    if largest_bytes is None or need < largest_bytes:
+    # One that would get almost all of a device gets all of it: another attempt costs more than the little beside it.
+    if largest_bytes is None or need <= ALMOST_ALL * largest_bytes:
         return Retry(need, f"{words} {format_bytes(need)}", wish_bytes=UNSURE_FACTOR * need)
     # A whole device, not all of its bytes: a desktop on it would make those never free at once.
     return Retry(None, f"{words} all that a device with more than {format_bytes(most)} has", beyond_bytes=most)

@@ -177,6 +177,16 @@ def test_an_error_that_the_objective_swallows_does_not_change_the_search_in_sile
     assert handle.progress().counts == {"COMPLETE": 1}
 
 
+def test_a_workspace_that_a_library_did_without_is_no_error_of_the_trial(gpus: LivePool):
+    """Such a trial was taken for one that swallowed errors: its result, all of its time, was thrown away."""
+    trial = only(gpus.run(f"{OBJECTIVES}:library_does_with_less", vram="4GiB"))
+    facts = facts_of(trial)
+    assert trial.user_attrs["had"] == [False, False, True]
+    assert (trial.state, trial.value, facts.end, facts.verdict) == (COMPLETE, 1.5, EndKind.COMPLETE, None), facts.text
+    assert facts.num_ooms == 2
+    assert "2 allocations failed, 2 of them in a library that then did with less" in facts.story
+
+
 def test_what_is_the_objectives_own_affair_is_left_to_it(gpus: LivePool, capsys):
     """By oom="user", here from the command line; and by the helper that looks for a batch size."""
     own = gpus.run(f"{OBJECTIVES}:swallow", vram="4GiB", oom="user")

@@ -229,7 +229,9 @@ def test_the_helpers_of_training_learn_the_lease_and_report_through_it(gpu: Chil
         "trial.set_user_attr('facts', [facts.device, facts.cap_bytes, facts.slots])\n"
         "for _ in range(25): runtime.count_steps(1)\n"
         "runtime.note_hint('shapes', 'pad them')\n"
-        "torch._C.ooms = 2\ntorch.cuda.alloc(1)\nruntime.note_oom_handled(2)\nreturn 1.0",
+        "for _ in range(2):\n    try:\n        torch.cuda.alloc(3 * G)\n"
+        "    except torch.OutOfMemoryError:\n        pass\n"
+        "runtime.note_oom_handled(2)\nreturn 1.0",
     )
     gpu.until(lambda: story.child.gone)
     assert story.trial is not None and story.trial.user_attrs["facts"] == ["cuda", 2 * GIB, 1], str(story)
@@ -290,6 +292,22 @@ def test_an_error_that_the_objective_catches_is_told_with_its_figures(gpu: Child
     assert (sample["num_ooms"], sample["num_ooms_handled"]) == (1, 0)
     figures = {name: sample[f"oom_{name}_bytes"] // GIB for name in ("asked", "allowed", "free", "reserved")}
     assert figures == {"asked": 3, "allowed": 2, "free": 9, "reserved": 1}
+
+
+def test_what_a_library_below_python_met_and_dealt_with_is_none_of_the_objectives_errors(gpu: ChildDriver) -> None:
+    """cuDNN tries algorithms whose workspace it is refused, and takes another one: the trial is what it was to be."""
+    story = on_gpu(
+        gpu,
+        "from vrampool.training import runtime\n"
+        "def below(size):\n    torch._C.ooms += 1\n    for tell in torch._C.observers: tell(0, size, 2 * G, 9 * G)\n"
+        "def fail(size):\n    try:\n        torch.cuda.alloc(size)\n    except torch.OutOfMemoryError:\n        pass\n"
+        "torch.cuda.alloc(1)\nbelow(7 * G)\nfail(3 * G)\nbelow(5 * G)\nruntime.note_oom_handled(3)\n"
+        "below(6 * G)\nfail(4 * G)\nbelow(8 * G)\nreturn 0.5",
+    )
+    gpu.until(lambda: story.child.gone)
+    sample = story.outcome.sample
+    assert (sample["num_ooms"], sample["num_ooms_raised"], sample["num_ooms_handled"]) == (6, 2, 1), str(story)
+    assert sample["oom_asked_bytes"] == 4 * GIB, "the one that the objective caught itself"
 
 
 def test_an_error_that_a_helper_caught_on_purpose_hides_none_that_comes_later(gpu: ChildDriver) -> None:

@@ -112,9 +112,10 @@ def test_the_lease_after_the_first_report_leaves_room_to_grow(peak_bytes):
         (9 * GIB, 5 * GIB, 20 * GIB, 9 * GIB),  # others fit beside it
         (18 * GIB, 9 * GIB, None, 18 * GIB),  # no device was seen yet
         (14 * GIB, 7 * GIB, 20 * GIB, 10 * GIB),  # half of the device, however unsure
-        (20 * GIB, 12 * GIB, 20 * GIB, 15 * GIB),  # it needs more than half, but not all
+        (20 * GIB, 12 * GIB, 20 * GIB, 15 * GIB),  # it needs more than half, but not almost all
         (11 * GIB, 10 * GIB, 20 * GIB, 11 * GIB),  # a small margin stays
-        (60 * GIB, 30 * GIB, 20 * GIB, 37.5 * GIB),  # it needs more than there is
+        (19 * GIB, 13 * GIB, 20 * GIB, 19 * GIB),  # nothing to speak of would fit beside it
+        (60 * GIB, 30 * GIB, 20 * GIB, 60 * GIB),  # it needs more than there is
     ],
 )
 def test_doubt_alone_keeps_nobody_from_a_device(asked, predicted, largest, expected):

@@ -177,6 +177,15 @@ def swallow(trial):
     return 2.0 if half else 4.0
 
 
+def library_does_with_less(trial):
+    """A library below Python is refused a workspace and does without it; the objective never hears of that."""
+    import torch
+
+    torch.cuda.take(GIB)
+    trial.set_user_attr("had", [torch.cuda.try_workspace(size * GIB) for size in (8, 6, 1)])
+    return 1.5
+
+
 def swallow_at_the_full_card(trial):
     """Try more than any device has."""
     import torch

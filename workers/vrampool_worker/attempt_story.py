@@ -78,7 +78,9 @@ def _counts(attempt: Attempt) -> str:
     if sample.num_ooms:
         failed = "1 allocation failed" if sample.num_ooms == 1 else f"{sample.num_ooms} allocations failed"
         handled = f", {sample.num_ooms_handled} of them caught on purpose" if sample.num_ooms_handled else ""
-        parts.append(f"{failed}{handled}.")
+        below = 0 if sample.num_ooms_raised is None else max(0, sample.num_ooms - sample.num_ooms_raised)
+        below_words = f", {below} of them in a library that then did with less" if below else ""
+        parts.append(f"{failed}{handled}{below_words}.")
     if sample.num_alloc_retries:
         times = "once" if sample.num_alloc_retries == 1 else f"{sample.num_alloc_retries} times"
         parts.append(f"Its allocator gave back its cache and tried again {times}.")

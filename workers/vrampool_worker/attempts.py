@@ -131,7 +131,9 @@ class Attempt:
     @property
     def unhandled_ooms(self) -> int:
         """Out-of-memory errors of its allocator that no helper of ours caught on purpose."""
-        return max(0, self.sample.num_ooms - self.sample.num_ooms_handled)
+        sample = self.sample
+        raised = sample.num_ooms if sample.num_ooms_raised is None else min(sample.num_ooms, sample.num_ooms_raised)
+        return max(0, raised - sample.num_ooms_handled)
 
     def end_because(self, kind: EndKind, text: str) -> bool:
         """Note why this worker ends it. The first reason stays; False when there was one already."""

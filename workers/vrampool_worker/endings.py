@@ -13,6 +13,8 @@ from vrampool_worker.attempts import Attempt
 _GUILTY = (Verdict.CULPRIT, Verdict.UNKNOWN)
 
 
+#: So little more than a trial has had changes nothing.
+_NO_MORE_BYTES = 64 * MIB
 #: Free memory of a device that no larger budget would make use of.
 _LEFT_BY_ALLOCATORS_BYTES = 512 * MIB
 
@@ -161,7 +163,7 @@ def _judge(
 
 def _had_all(attempt: Attempt, place: Place, lease_bytes: int) -> bool:
     """Say whether no device of the pool could have given it more."""
-    if max(lease_bytes, attempt.shrunk_from_bytes or 0) >= place.largest_budget_bytes:
+    if max(lease_bytes, attempt.shrunk_from_bytes or 0) >= place.largest_budget_bytes - _NO_MORE_BYTES:
         return True
     # An exclusive lease is all that was free of the device, which strangers may make less than its budget.
     alone = attempt.ticket.vram_bytes is None and (attempt.exclusive or attempt.shrunk_from_bytes is not None)

@@ -64,7 +64,8 @@ class LeaseMoves:
         """Give a trial that is about to begin more than it asked for, out of what nobody uses.
 
         Its request is what such a trial mostly needs. That some need more would cost each of those an attempt, and a
-        larger request would cost the others their room. Half of what is free is left: mostly the next one fits at once.
+        larger request would cost the others their room. Half of what is free is left: mostly the next one fits at
+        once. One that is tried again gets all of it: it has failed for want of memory before.
 
         Args:
             attempt: Not begun yet: its cap is still to be set.
@@ -75,7 +76,9 @@ class LeaseMoves:
         if self._on_cpu or attempt.exclusive or attempt.declared or wish_bytes is None:
             return
         lease_bytes = attempt.lease_at_end_bytes
-        to_bytes = min(wish_bytes, lease_bytes + self._loop.ledger.offer(now_s).room_bytes // 2)
+        room_bytes = self._loop.ledger.offer(now_s).room_bytes
+        again = attempt.root not in (None, attempt.ticket.number)
+        to_bytes = min(wish_bytes, lease_bytes + (room_bytes if again else room_bytes // 2))
         if to_bytes - lease_bytes < LEAST_CUT_BYTES or self._keeps(attempt):
             return
         decision = self._loop.ledger.grow(attempt.lease_id, to_bytes, now_s)

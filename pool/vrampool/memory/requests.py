@@ -22,6 +22,8 @@ _FACTOR = 1.25
 _CENSORED_FACTOR = 1.5
 #: Of a trial of which little is known: what is lent to it beyond its request, where nobody else wants it.
 UNSURE_FACTOR = 4
+#: What takes more than this share of the largest device leaves next to nothing beside it.
+ALMOST_ALL = 0.75
 #: Allocators round up, and libraries load more kernels later: never plan closer than this.
 _LEAST_MARGIN_BYTES = 256 * MIB
 #: What is asked beyond a peak that trials with no larger parameters have reached, and beyond one that did not suffice.
@@ -131,11 +133,13 @@ def beside_others(asked_bytes: int, predicted_bytes: int, largest_bytes: int | N
     """Return what to ask for where the margin alone would keep others away from the largest device.
 
     A margin beyond half of a device leaves no room for another trial. Where it is a matter of doubt more than of need,
-    being tried again costs less time than running alone, so beyond half of the device the margin is a small one.
+    being tried again costs less time than running alone, so beyond half of the device the margin is a small one. What
+    needs almost all of it even so keeps its margin: it would be alone anyway.
     """
     if largest_bytes is None or asked_bytes <= largest_bytes // 2:
         return asked_bytes
-    return min(asked_bytes, _round(max(largest_bytes // 2, int(predicted_bytes * _FACTOR))))
+    kept_bytes = _round(max(largest_bytes // 2, int(predicted_bytes * _FACTOR)))
+    return asked_bytes if kept_bytes > ALMOST_ALL * largest_bytes else min(asked_bytes, kept_bytes)
 
 
 def _predicted(

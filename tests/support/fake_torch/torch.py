@@ -115,7 +115,21 @@ def _reserve(size):
     _card.hold(CONTEXT_BYTES + size)
 
 
-def take(size):
+def try_workspace(size):
+    """Allocate as a library below Python does: a refusal is counted, and dealt with there; say whether it was had."""
+    try:
+        take(size, OutOfMemory=_Below)
+    except _Below:
+        return False
+    drop(size)
+    return True
+
+
+class _Below(Exception):
+    """Stands for C++'s own exception."""
+
+
+def take(size, OutOfMemory=OutOfMemoryError):
     """Allocate: out of the cache, else from the card."""
     card = _init()
     with _lock:
@@ -131,7 +145,7 @@ def take(size):
             for observer in _C.observers:
                 observer(0, size, allowed, free)
             capped = f"{allowed / GIB:.2f} GiB allowed; " if _C.fraction < 1 else ""
-            raise OutOfMemoryError(
+            raise OutOfMemory(
                 f"CUDA out of memory. Tried to allocate {size / MIB:.2f} MiB. GPU 0 has a total capacity of "
                 f"{card.total / GIB:.2f} GiB of which {free / MIB:.2f} MiB is free. Including non-PyTorch memory, this "
                 f"process has {(_C.reserved + CONTEXT_BYTES) / MIB:.2f} MiB memory in use. {capped}"
@@ -194,6 +208,7 @@ cuda = _module(
     memory=memory,
     OutOfMemoryError=OutOfMemoryError,
     take=take,
+    try_workspace=try_workspace,
     drop=drop,
     is_available=lambda: True,
     is_initialized=lambda: _card is not None,

@@ -21,7 +21,11 @@ class AllocatorOom(NamedTuple):
 
 
 class OomLog:
-    """The errors that nobody said were caught on purpose.
+    """Those that reached the objective, and that nobody said were caught on purpose.
+
+    Libraries below Python run out of memory on purpose: cuDNN tries an algorithm that wants a large workspace, is
+    refused, and takes another one. The allocator counts that; the objective never hears of it. An error reaches
+    Python as an object of torch's class, so those that are made are counted.
 
     Args:
         torch: The module.
@@ -30,20 +34,52 @@ class OomLog:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._errors: deque[AllocatorOom] = deque(maxlen=64)
+        self._latest: AllocatorOom | None = None  #: as the allocator told it; nobody knows yet who gets it
         self._attached = False
+        self.raised: int | None = None  #: errors that reached Python; None: that cannot be told
 
     def attach(self) -> None:
         """Listen to the allocator, once it is there. An old torch tells nothing: then only its count is known."""
+        if self._attached:
+            return
+        self._attached = True
+        self._watch_class()
         listen = getattr(self._torch._C, "_cuda_attach_out_of_memory_observer", None)
-        if listen is not None and not self._attached and not _is_old(self._torch):
-            self._attached = True
+        if listen is not None and not _is_old(self._torch):
             listen(self._note)
+
+    def _watch_class(self) -> None:
+        error_class = getattr(self._torch, "OutOfMemoryError", None)
+        if error_class is None:
+            return
+        original = error_class.__init__
+
+        def note_raised(error: Any, *arguments: Any, **keywords: Any) -> None:
+            original(error, *arguments, **keywords)
+            self._reached()
+
+        try:
+            error_class.__init__ = note_raised
+        except TypeError:  # a class that cannot be changed: each error is taken for one that was raised
+            return
+        self.raised = 0
+
+    def _reached(self) -> None:
+        """An error has reached Python: the last one that the allocator told."""
+        self.raised = (self.raised or 0) + 1
+        if self._latest is not None:
+            self._errors.append(self._latest)
+            self._latest = None
 
     def _note(self, device: int, asked_bytes: int, allowed_bytes: int, free_bytes: int) -> None:
         """Note an error. Runs inside of the allocator, where an exception would take the error's place."""
         try:
             reserved_bytes = int(self._torch.cuda.memory_reserved(device))
-            self._errors.append(AllocatorOom(int(asked_bytes), int(allowed_bytes), int(free_bytes), reserved_bytes))
+            found = AllocatorOom(int(asked_bytes), int(allowed_bytes), int(free_bytes), reserved_bytes)
+            if self.raised is None:
+                self._errors.append(found)
+            else:
+                self._latest = found
         except Exception:
             return
 

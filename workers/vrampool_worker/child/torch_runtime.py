@@ -231,6 +231,7 @@ class TorchRuntime:
             max_torch_reserved_bytes=self._max_reserved_bytes,
             max_allocated_bytes=self._max_allocated_bytes,
             num_ooms=self._ooms_before + int(stats.get("num_ooms", 0)),
+            num_ooms_raised=self._ooms.raised,
             num_alloc_retries=self._retries_before + int(stats.get("num_alloc_retries", 0)),
             cap_bytes=self.cap_bytes(),
             cuda_initialized=True,
@@ -241,10 +242,11 @@ class TorchRuntime:
     def note_ooms_handled(self, handled: int, count: int) -> int:
         """Take note that a helper caught some more on purpose; return how many the allocator knows of in all.
 
-        A library's own error is none of the allocator's: counted, it would hide one that comes later.
+        A library's own error is none of the allocator's: counted, it would hide one that comes later. So would those
+        that a library below Python met beside it.
         """
         ooms = self._ooms_before + int(self._read().get("num_ooms", 0)) if self.active else 0
-        known = min(handled + count, ooms)
+        known = min(handled + count, ooms, ooms if self._ooms.raised is None else self._ooms.raised)
         self._ooms.forget(known - handled)
         self._forget_peak = True  # the next reset of the peak is a real one: what led to it was undone
         return known
