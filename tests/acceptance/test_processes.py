@@ -127,13 +127,17 @@ def test_a_spare_is_used_for_exactly_one_trial(pool: LivePool):
 
 
 def spares_of(pool: LivePool) -> list[int]:
-    """Return the pids of the trial processes that wait: below the worker's keepers."""
+    """Return the pids of the trial processes that wait: below the worker's keepers, and asleep until a trial comes."""
     worker = psutil.Process(pool.device().pid)
     wanted = pool.pool.settings.spares
 
     def found() -> list[int] | None:
-        pids = [child.pid for keeper in worker.children() for child in keeper.children()]
-        return pids if len(pids) == wanted else None
+        children = [child for keeper in worker.children() for child in keeper.children()]
+        if len(children) != wanted:
+            return None
+        # One that still imports runs, or waits for the disk, however long that takes on a busy machine.
+        waiting = all(child.status() == psutil.STATUS_SLEEPING for child in children)
+        return [child.pid for child in children] if waiting else None
 
     return until(found, what="a spare that waits")
 

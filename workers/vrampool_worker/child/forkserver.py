@@ -59,8 +59,7 @@ def _prepare(link: socket.socket, modules: list[str]) -> bool:
     """Import modules, and say whether trials may be forked from here; also return that."""
     began_s = time.perf_counter()
     process.preload(modules)
-    import vrampool_worker.child.trial_run  # noqa: F401  what the trial itself needs
-
+    process.import_the_rest()
     gc.collect()
     gc.freeze()  # or the first collection of each trial would write to, and so copy, every page of all modules
     refusal = why_not()
