@@ -128,12 +128,12 @@ def test_a_culprit_asks_for_what_it_lacked_and_a_fifth_and_says_so_in_one_paragr
     handle = gpus.run(f"{OBJECTIVES}:take_too_much", vram="2GiB")
     first, second = handle.trials
     facts = facts_of(first)
-    assert (facts.end, facts.verdict, facts.asked_bytes) == (EndKind.OOM, Verdict.CULPRIT, 4 * GIB)
+    assert (facts.end, facts.verdict, facts.asked_bytes) == (EndKind.OOM, Verdict.CULPRIT, 3 * GIB)
     assert second.state == COMPLETE
-    assert facts_of(second).request_bytes == pytest.approx(1.2 * 4.7 * GIB, rel=0.05)
+    assert facts_of(second).request_bytes == pytest.approx(1.2 * 3.7 * GIB, rel=0.05)
     cap = f"{facts.cap_bytes / GIB:.1f} GiB"
     for words in ("It asked for 2.0 GiB", "a lease of 2.0 GiB on GPU", f"Its cap was {cap} for torch's allocator",
-                  "then asked for 4.0 GiB more", "of the device were free", "Verdict: culprit"):  # fmt: skip
+                  "then asked for 3.0 GiB more", "of the device were free", "Verdict: culprit"):  # fmt: skip
         assert words in facts.story
     assert "\n" not in facts.story
     done = commands.call(capsys, "why", handle.study_name, str(first.number), "--state-dir", gpus.state_dir)
@@ -165,15 +165,15 @@ def test_a_victim_is_tried_again_elsewhere_at_no_charge(gpus: LivePool, cards: F
 @pytest.mark.parametrize("end", ["value", "prune", "fail"])
 def test_an_error_that_the_objective_swallows_does_not_change_the_search_in_silence(gpus: LivePool, end):
     """It would have returned another configuration's value; with more memory it returns its own."""
-    handle = gpus.run(f"{OBJECTIVES}:swallow", vram="4GiB", env={"END": end})
+    handle = gpus.run(f"{OBJECTIVES}:swallow", vram="3GiB", env={"END": end})
     first, second = handle.trials
     facts = facts_of(first)
     assert (first.state, first.value, facts.end, facts.verdict) == (FAIL, None, EndKind.OOM, Verdict.SWALLOWED)
     assert facts.num_ooms == 1 and facts.num_ooms_handled == 0
-    assert facts.asked_bytes == 4 * GIB
+    assert facts.asked_bytes == 3 * GIB
     assert "the objective caught an out-of-memory error" in facts.text and "oom='user'" in facts.text
-    assert (second.state, second.value) == (COMPLETE, 4.0)
-    assert facts_of(second).request_bytes == pytest.approx(6 * GIB, rel=0.01), "1.5 x its lease"
+    assert (second.state, second.value) == (COMPLETE, 3.0)
+    assert facts_of(second).request_bytes == pytest.approx(4.5 * GIB, rel=0.01), "1.5 x its lease"
     assert handle.progress().counts == {"COMPLETE": 1}
 
 
@@ -189,13 +189,13 @@ def test_a_workspace_that_a_library_did_without_is_no_error_of_the_trial(gpus: L
 
 def test_what_is_the_objectives_own_affair_is_left_to_it(gpus: LivePool, capsys):
     """By oom="user", here from the command line; and by the helper that looks for a batch size."""
-    own = gpus.run(f"{OBJECTIVES}:swallow", vram="4GiB", oom="user")
+    own = gpus.run(f"{OBJECTIVES}:swallow", vram="3GiB", oom="user")
     assert (only(own).value, facts_of(only(own)).num_ooms) == (2.0, 1)
     helped = only(gpus.run(f"{OBJECTIVES}:find_a_batch_size", vram="4GiB"))
     assert (helped.state, helped.value) == (COMPLETE, 2.0), facts_of(helped).text
     assert (facts_of(helped).num_ooms, facts_of(helped).num_ooms_handled) == (1, 1)
     done = commands.call(
-        *(capsys, "run", f"{OBJECTIVES}:swallow", "--trials", "1", "--study", "own-affair", "--vram", "4GiB"),
+        *(capsys, "run", f"{OBJECTIVES}:swallow", "--trials", "1", "--study", "own-affair", "--vram", "3GiB"),
         *("--oom", "user", "--state-dir", gpus.state_dir),
     )
     assert done.code == 0, done

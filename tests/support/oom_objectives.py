@@ -152,21 +152,21 @@ def one(trial):
 
 
 def take_too_much(trial):
-    """4 GiB, whatever the lease is."""
+    """3 GiB, whatever the lease is."""
     import torch
 
-    torch.cuda.take(4 * GIB)
+    torch.cuda.take(3 * GIB)
     return 1.0
 
 
 def swallow(trial):
-    """Try 4 GiB; without them go on with half, and say nothing. $END: how it ends then."""
+    """Try 3 GiB; without them go on with 2, and say nothing. $END: how it ends then."""
     import optuna
     import torch
 
     half = False
     try:
-        torch.cuda.take(4 * GIB)
+        torch.cuda.take(3 * GIB)
     except torch.OutOfMemoryError:
         half = True
         if os.environ.get("END") == "prune":
@@ -174,7 +174,7 @@ def swallow(trial):
         if os.environ.get("END") == "fail":
             raise ValueError("cannot train") from None
         torch.cuda.take(2 * GIB)
-    return 2.0 if half else 4.0
+    return 2.0 if half else 3.0
 
 
 def library_does_with_less(trial):
