@@ -69,6 +69,26 @@ def _status(pool: LivePool) -> dict | None:
     return done.json if done.json["devices"] and done.json["devices"][0]["grantable_bytes"] else None
 
 
+def test_workspaces_that_cudnn_did_without_are_no_errors_of_the_trial(gpu: LivePool) -> None:
+    """Each is an out-of-memory error of the allocator that never reaches the objective."""
+    pytest.importorskip("torchvision")
+    trial = only(await_end(handle := gpu.submit(objective("convolve_in_a_small_lease"), vram="7GiB")))
+    facts = facts_of(trial)
+    print(told(handle))
+    assert facts.num_ooms > 0, "else this test shows nothing"
+    assert (trial.state, trial.value, facts.verdict) == (COMPLETE, 1.0, None), told(handle)
+    assert f"{facts.num_ooms} of them in a library that then did with less" in facts.story
+
+
+def test_an_error_that_the_objective_catches_itself_is_told_and_tried_again(gpu: LivePool) -> None:
+    handle = await_end(gpu.submit(objective("swallow_an_error"), vram="4GiB"))
+    first, second = handle.trials
+    assert (first.state, facts_of(first).verdict, facts_of(first).num_ooms) == (FAIL, Verdict.SWALLOWED, 1), told(
+        handle
+    )
+    assert (second.state, second.value) == (COMPLETE, 8.0), told(handle)
+
+
 def test_one_that_takes_too_much_fails_alone_and_is_tried_again_with_more(gpu: LivePool, tmp_path: Path) -> None:
     env = {"CARD_FOLDER": str(tmp_path)}
     beside = gpu.submit(objective("work_beside"), vram="4GiB", env=env)

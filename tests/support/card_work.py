@@ -290,3 +290,30 @@ def compute_when_told(trial):
         wait_for(lambda: is_there("go"), "the gate")
     work.step()
     return work.result * float(len(block) // GIB)
+
+
+def convolve_in_a_small_lease(trial):
+    """Train a ResNet whose convolutions would like more workspace than the lease has; cuDNN does without."""
+    import torch
+    from torchvision.models import resnet18
+
+    net = resnet18(num_classes=10).cuda()
+    optimizer = torch.optim.AdamW(net.parameters())
+    x, y = torch.randn(256, 3, 224, 224, device="cuda"), torch.zeros(256, dtype=torch.long, device="cuda")
+    for _ in range(3):
+        optimizer.zero_grad(set_to_none=True)
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    torch.cuda.synchronize()
+    return 1.0
+
+
+def swallow_an_error(trial):
+    """Catch torch's own error, and go on with less."""
+    import torch
+
+    try:
+        block = torch.empty(8 * GIB, dtype=torch.uint8, device="cuda")
+    except RuntimeError:
+        block = torch.empty(GIB, dtype=torch.uint8, device="cuda")
+    return block.numel() / GIB
