@@ -12,7 +12,7 @@ from support.parts import show_logs as pytest_runtest_makereport
 from support.pools import PoolMaker
 from support.stepped_pool import SteppedPool, stepped_pool
 from support.surroundings import own_settings
-from support.valkey import valkey  # noqa: F401
+from support.valkey import connection, valkey  # noqa: F401
 
 __all__ = ["baseline_bytes", "own_settings", "pytest_runtest_makereport"]
 

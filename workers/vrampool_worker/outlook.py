@@ -30,7 +30,8 @@ class Outlook:
 
     def __init__(self, loop: WorkerLoop) -> None:
         self._loop = loop
-        self._trials: int | None = None  #: that wait, run, or could run at once, in all the pool; None: nobody knows
+        self._more: bool | None = None  #: whether there are more trials than `_count`; None: nobody knows
+        self._count = -1
         self._told_s = float("-inf")
         self._asked_s: float | None = None
         self._busy_s = float("-inf")
@@ -45,22 +46,24 @@ class Outlook:
         if any(item.spec is not None and item.spec.max_concurrent_trials is not None for item in running):
             return True  # of those that could run at once no more are told than may
         last_s = max(item.taken_at_s for item in running)
-        if self._told_s < last_s + _SETTLED_S or now_s - self._told_s > _FRESH_S:
+        told_s = self._told_s if self._count == len(running) else float("-inf")
+        if told_s < last_s + _SETTLED_S or now_s - told_s > _FRESH_S:
             if now_s >= last_s + _SETTLED_S:
-                self._ask(now_s)
+                self._ask(len(running), now_s)
             elif self._woken_for_s != last_s:
                 self._woken_for_s = last_s
                 self._loop.timers.at(last_s + _SETTLED_S, lambda: None)  # the loop turns then
             return False
-        return self._trials is None or self._trials > len(running)
+        return self._more is not False
 
-    def _ask(self, now_s: float) -> None:
-        if self._asked_s is None:
-            self._asked_s = now_s
-            self._loop.queue_lane.submit(self._loop.port.demand, self._on_told)
+    def _ask(self, count: int, now_s: float) -> None:
+        if self._asked_s is not None:
+            return
+        self._asked_s = now_s
 
-    def _on_told(self, trials: int | None, error: BaseException | None) -> None:
-        if error is not None:
-            _log.info("how many trials are to come is not known: %s", error)
-        assert self._asked_s is not None
-        self._trials, self._told_s, self._asked_s = trials, self._asked_s, None
+        def told(more: bool | None, error: BaseException | None) -> None:
+            if error is not None:
+                _log.info("whether trials are to come is not known: %s", error)
+            self._more, self._count, self._told_s, self._asked_s = more, count, now_s, None
+
+        self._loop.queue_lane.submit(lambda: self._loop.port.more_than(count), told)

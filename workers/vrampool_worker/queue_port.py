@@ -99,9 +99,12 @@ class QueuePort:
         discard(self._connection, self._pool, job_id, lease_id)
 
     @talks_to_redis
-    def demand(self) -> int | None:
-        """Return how many trials wait, run, or could run at once in all the pool; None: no coordinator has told."""
-        return self._connection.llen(Names(self._pool).demand) or None
+    def more_than(self, trials: int) -> bool | None:
+        """Whether more trials than so many wait, run, or could run at once, in all the pool; None: nobody has told."""
+        demand = Names(self._pool).demand
+        if self._connection.lrange(demand, trials, trials):
+            return True
+        return False if self._connection.exists(demand) else None
 
     def read_overhead(self, key: str) -> int | None:
         """Return the overhead that was learned on such a device before; see `Overheads`."""
