@@ -40,6 +40,7 @@ class Slow:
             preload="slow_module",
             env={**environment, "SLOW_MODULE": str(folder)},
             grace_s=0.5,
+            lease_ttl_s=1.0,
         )
 
     def submit(self) -> vrampool.Handle:
@@ -68,7 +69,7 @@ def test_a_trial_waits_for_the_server_and_is_forked_from_it(slow):
     pool = slow()
     handle = pool.submit()
     taken = pool.live.device()
-    until(lambda: pool.live.device().beat_at > taken.beat_at + 2 * pool.live.pool.settings.lease_ttl_s)
+    until(lambda: pool.live.device().beat_at > taken.beat_at + 6 * pool.live.pool.settings.lease_ttl_s)
     assert pool.live.device().running and not handle.progress().final
     assert len(pool.importing()) == 1
     pool.go()
@@ -99,7 +100,7 @@ def test_a_trial_that_is_cancelled_while_it_waits_ends_at_once(slow):
     pool = slow()
     handle = pool.submit()
     handle.cancel("enough")
-    handle.wait(30)
+    handle.wait(forkserver.IMPORT_S - 10)  # and not when it would not have waited any more
     facts = facts_of(only(handle))
     assert (facts.end, facts.forked) == ("cancelled", False) and not (pool.folder / "go").exists()
     pool.live.idle()
