@@ -136,7 +136,7 @@ def _all(console: Console, part: str | None) -> dict[str, list[Outcome]]:
         "load": [replace(few, trials=200, lasts_s=lasts_s) for lasts_s in (20.0, 6.0, 2.0, 1.0, 0.5)],
         "load of 1 000": [
             Size(devices=1000, trials=trials, lasts_s=lasts_s)
-            for lasts_s, trials in ((100.0, 2500), (50.0, 3000), (25.0, 4000), (12.5, 4000))
+            for lasts_s, trials in ((100.0, 2000), (50.0, 2500), (25.0, 2500), (12.5, 3000))
         ],
         "learned": [
             replace(few, trials=400, slots=4, lasts_s=120 / _RATE, requests="learned"),

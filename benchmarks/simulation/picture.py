@@ -49,15 +49,22 @@ def draw(found: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
     _show(left)
     by_devices = found.get("devices", [])
     devices = [item["size"]["devices"] for item in by_devices]
+    if earlier := found.get("devices before", []):
+        points = [(item["size"]["devices"], item["cpu_per_trial_s"] * 1000) for item in earlier]
+        middle.plot(*zip(*points, strict=True), marker="o", color="0.7", linestyle="--", label="coordinator, before")
     middle.plot(devices, [item["cpu_per_trial_s"] * 1000 for item in by_devices], marker="o", label="coordinator")
     middle.plot(devices, [item["server_s"] / item["ended"] * 1000 for item in by_devices], marker="s", label="Valkey")
     middle.set(xscale="log", xlabel="devices", ylabel="CPU, ms per trial", title="5 trials/s")
     _show(middle)
-    by_load = found.get("load", [])
-    wanted = [item["size"]["devices"] * item["size"]["slots"] / item["size"]["lasts_s"] for item in by_load]
-    right.plot(wanted, wanted, color="0.7", linestyle="--", label="all devices busy")
-    right.plot(wanted, [item["ran_per_s"] for item in by_load], marker="o", label="simulated")
-    right.set(xlabel="trials/s that the devices could run", ylabel="trials/s that they ran", title="30 devices")
+    loads = {"30 devices": found.get("load", []), "1 000 devices": found.get("load of 1 000", [])}
+    most = 0.0
+    for label, by_load in loads.items():
+        # What the coordinator is asked for: simulated trials are somewhat shorter or longer than they were to be.
+        wanted = [item["ran_per_s"] / item["busy"] for item in by_load]
+        most = max(most, *wanted, 0.0)
+        right.plot(wanted, [item["ran_per_s"] for item in by_load], marker="o", label=label)
+    right.plot([0, most], [0, most], color="0.7", linestyle="--", label="all devices busy")
+    right.set(xlabel="trials/s that the devices could run", ylabel="trials/s that they ran")
     _show(right)
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -143,9 +143,10 @@ def test_curves_are_drawn_from_what_was_written_by_several_runs(tmp_path):
         "server_s": 0.1,
         "ended": 30,
         "ran_per_s": 2.5,
+        "busy": 0.9,
     }
     files = []
-    for title in ("study size", "devices", "load"):
+    for title in ("study size", "devices", "devices before", "load", "load of 1 000"):
         files.append(tmp_path / f"{title}.json")
         files[-1].write_text(json.dumps({title: [seen]}))
     assert simulate.main(["--draw", *map(str, files), "--png", str(tmp_path / "curves.png")]) == 0

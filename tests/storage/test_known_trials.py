@@ -121,6 +121,15 @@ def test_what_runs_as_before_is_not_even_handed_over_again(sides):
     assert changed == [[], [ids[3], ids[5]]]
 
 
+def test_one_that_ends_after_younger_ones_is_seen_to_have_ended(sides):
+    reader, writer, _, study_id = sides
+    first, second = running(writer, study_id), running(writer, study_id)
+    read(reader, study_id)
+    for trial_id, states in ((second, ["RUNNING", "COMPLETE"]), (first, ["COMPLETE", "COMPLETE"])):
+        assert writer.move_trial(trial_id, TrialState.RUNNING, TrialState.COMPLETE, values=[1.0])
+        assert [trial.state.name for trial in read(reader, study_id)] == states
+
+
 def test_where_many_run_what_they_add_is_seen_later(sides):
     reader, writer, clock, study_id = sides
     ids = [running(writer, study_id) for _ in range(300)]

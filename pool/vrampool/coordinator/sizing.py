@@ -58,6 +58,7 @@ class Sizing:
         self._peaks: list[PastPeak] = []  #: of this study
         self._infeasible: list[PastPeak] = []
         self._running: dict[int, PastPeak] = {}
+        self._watched: dict[int, tuple[FrozenTrial, Mapping[str, Any]]] = {}  #: of them, with their parameters
         self._wanted: tuple[int, ...] = ()
         self._declared = read_vram(spec.vram)
         self._function = VramFunction(self._declared.function, spec) if self._declared.function is not None else None
@@ -83,16 +84,21 @@ class Sizing:
 
     def watch(self, running: Mapping[int, int], trials: Sequence[FrozenTrial]) -> None:
         """Take in what running trials were seen to hold, by number. They have been through a whole round."""
-        self._running = {
-            number: PastPeak(peak_bytes, params=planned_params(trials[number]), overhead_bytes=self.overhead_bytes)
-            for number, peak_bytes in running.items()
-            if number < len(trials)
-        }
+        if self._declared.exact_bytes is not None:
+            return
+        seen, self._watched = self._watched, {}
+        self._running = {}
+        for number, peak_bytes in running.items():
+            if number < len(trials):
+                trial = trials[number]
+                params = seen[number][1] if number in seen and seen[number][0] is trial else planned_params(trial)
+                self._watched[number] = trial, params  # reading a plan takes longer than all else here
+                self._running[number] = PastPeak(peak_bytes, params=params, overhead_bytes=self.overhead_bytes)
 
     def devices(self, names: Sequence[str]) -> None:
         """Take in which devices the pool has, by their names: what other kinds showed is not listened to."""
-        kinds = frozenset(peak.device for peak in self._all() if any(peak.device in name for name in names))
-        self._kinds = kinds
+        kinds = {peak.device for peak in self._all()}
+        self._kinds = frozenset(kind for kind in kinds if any(kind in name for name in names))
 
     def refresh(self) -> None:
         """Have the newest peaks learned from, in the background."""
