@@ -58,6 +58,24 @@ def test_asking_stores_no_parameters_only_the_plan_is_kept(open_sides: Callable[
     assert load_plan(stored.user_attrs["vrampool:plan"]) == (trial.params, SPACE)
 
 
+def test_what_was_read_just_now_is_shown_with_the_trial_that_is_made_and_not_read_again(
+    open_sides: Callable[..., TwoSides],
+) -> None:
+    sides = open_sides(random)
+    sides.ask(SPACE)
+    view = sides.study._storage
+    assert isinstance(view, QueueView)
+    view.read = sides.trials
+    claim(sides.storage, sides.trials[0]._trial_id, "w1")
+    optuna.load_study(study_name="s", storage=sides.storage).enqueue_trial({"x": 0.5})
+    made = sides.study.ask(fixed_distributions=SPACE)
+    seen = view.get_all_trials(sides.study._study_id, deepcopy=False)
+    assert [trial.number for trial in seen] == [0, made.number] == [0, 2]
+    assert all(trial.state == TrialState.RUNNING for trial in seen)
+    view.read = None
+    assert [trial.number for trial in view.get_all_trials(sides.study._study_id, deepcopy=False)] == [0, 1, 2]
+
+
 def test_ask_never_pops_a_waiting_trial(open_sides: Callable[..., TwoSides]) -> None:
     sides = open_sides(random)
     optuna.load_study(study_name="s", storage=sides.storage).enqueue_trial({"x": 0.5})
