@@ -79,7 +79,7 @@ class Pool:
     def _prepare(self) -> None:
         """Do what can be done while a local pool starts: it takes as long to import and open what it needs."""
         import_ahead(CLIENT)
-        if self._settings.redis is None and self._settings.storage is None:
+        if self._ahead is None and self._settings.redis is None and self._settings.storage is None:
             from vrampool.client import Client
 
             with contextlib.suppress(VrampoolError):  # it is met again, once there is a pool to end
