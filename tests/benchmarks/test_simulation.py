@@ -93,11 +93,11 @@ def test_a_study_with_a_past_goes_on_where_it_was(run):
 
 
 def test_devices_wait_for_a_coordinator_that_cannot_keep_up(run, monkeypatch):
-    """Its CPU time is what simulated time goes on by: twenty trials a second are more than it can make here."""
+    """Its CPU time is what simulated time goes on by: it serves all four devices in one turn, and each takes longer than their trials."""
     turn = Coordinator.turn
 
     def slow(self: Coordinator) -> bool:
-        end_s = time.thread_time() + 0.1
+        end_s = time.thread_time() + 0.3
         while time.thread_time() < end_s:
             pass
         return turn(self)
