@@ -93,7 +93,7 @@ def test_a_study_with_a_past_goes_on_where_it_was(run):
 
 
 def test_devices_wait_for_a_coordinator_that_cannot_keep_up(run, monkeypatch):
-    """Its CPU time is what simulated time goes on by: a turn serves all four devices, and takes longer than their trials."""
+    """Simulated time goes on by its CPU time: a turn serves all four devices, and takes longer than their trials."""
     turn = Coordinator.turn
 
     def slow(self: Coordinator) -> bool:
