@@ -34,6 +34,10 @@ def ended(name: str, sort: Sort = Sort.OWN, *, objective: str = "a", at_s: float
         ("CUDA error: MPS client failed to connect to the MPS control daemon or the MPS server", Sort.SHARED),
         ("cudaErrorMpsRpcFailure", Sort.SHARED),
         ("CUDA error: device-side assert triggered", Sort.NONE),  # measured: the neighbour goes on
+        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa, ...)`", Sort.VAGUE),
+        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR", Sort.VAGUE),
+        ("CUDA error: unknown error", Sort.VAGUE),
+        ("CUDA error: invalid argument", Sort.NONE),
         ("CUDA out of memory. Tried to allocate 2.00 GiB", Sort.NONE),
         ("ValueError: lr must be positive", Sort.NONE),
         ("", Sort.NONE),
@@ -102,6 +106,30 @@ def test_the_one_with_an_error_of_its_own_is_the_culprit():
     )
     assert made.why_outside("a", alone=False).startswith("its objective left MPS: a fault of a/1")
     assert made.why_outside("b", alone=False) == ""
+
+
+def test_one_that_joined_in_the_middle_of_a_fault_is_a_victim_of_it():
+    """Seen on a card: its first product failed, in cuBLAS's words, while five others were told of an illegal access."""
+    made = cleared("a", "b")
+    met = [ended("a/1"), ended("b/1", Sort.VAGUE, objective="b")]
+    found = made.judge(met, {})
+    assert (found.victims, found.culprit, found.leaves) == (("b/1",), "a/1", ("a",))
+    assert made.why_outside("b", alone=False) == ""
+
+
+def test_a_vague_error_of_one_trial_alone_is_its_own_and_changes_nothing():
+    made = cleared("a", "b")
+    found = made.judge([ended("a/1", Sort.VAGUE)], {"b/1": "b"})
+    assert (found.victims, found.culprit, found.leaves, found.shared) == ((), "a/1", (), False)
+    assert made.why_outside("a", alone=False) == ""
+    later = made.judge([ended("b/1", Sort.VAGUE, objective="b", at_s=9.0)], {})
+    assert later.victims == (), "nobody is excused by it"
+
+
+def test_several_vague_errors_at_once_are_one_fault_of_somebody():
+    made = cleared("a", "b")
+    found = made.judge([ended("a/1", Sort.VAGUE), ended("b/1", Sort.VAGUE, objective="b")], {"a/2": "a"})
+    assert set(found.victims) == {"a/1", "b/1", "a/2"} and found.culprit is None
 
 
 def test_where_all_are_told_the_same_each_is_a_suspect_and_all_are_tried_again():

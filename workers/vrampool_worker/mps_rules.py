@@ -35,10 +35,21 @@ _SHARED = re.compile(
 )
 
 
+#: Any other word of the driver's or of a library's. A client that joins while others meet a fault is told no more than
+#: that its first call failed. What makes no sense as a fault of the card is left out: the neighbours go on.
+_VAGUE = re.compile(
+    r"CUDA error|cudaError|CU(?:BLAS|DNN|SOLVER|SPARSE|FFT|RAND)_STATUS_|cuDNN error|CUDA driver error", re.IGNORECASE
+)
+_PLAIN = re.compile(
+    r"device-side assert|out of memory|invalid (?:argument|device ordinal|configuration)|no kernel image"
+)
+
+
 class Sort(StrEnum):
     """What a trial's end says of MPS."""
 
     NONE = "none"  #: nothing
+    VAGUE = "vague"  #: an error of the card's that is a fault only if others meet one at the same time
     OWN = "own"  #: a fault that may be its own
     SHARED = "shared"  #: MPS was taken from it: by somebody else's fault, or because the daemon ended
 
@@ -47,7 +58,9 @@ def sort_of(text: str, crash_signal: int | None) -> Sort:
     """Sort a trial's end by its error's text; a crash may be the same fault, met in a library that aborts."""
     if _SHARED.search(text):
         return Sort.SHARED
-    return Sort.OWN if _OWN.search(text) or crash_signal in (6, 7, 11) else Sort.NONE
+    if _OWN.search(text) or crash_signal in (6, 7, 11):
+        return Sort.OWN
+    return Sort.VAGUE if _VAGUE.search(text) and not _PLAIN.search(text) else Sort.NONE
 
 
 class Standing(StrEnum):
@@ -144,7 +157,9 @@ class MpsRules:
             ended: Clients that ended with a fault, in order; at least one.
             still_running: Objectives of the clients that live, by their trial's name.
         """
-        faults = [self._as_late(item) for item in ended]
+        faults = _weighed([self._as_late(item) for item in ended])
+        if faults[0].sort is Sort.VAGUE:
+            return Judgement((), faults[0].name, (), (), f"an error of {faults[0].name} alone, and no fault")
         own = [item for item in faults if item.sort is Sort.OWN]
         if len(faults) == 1 and own:
             # One that was busy elsewhere meets the fault only at its next call to the card.
@@ -201,3 +216,14 @@ class MpsRules:
     def _put_out(self, objective: str, text: str) -> None:
         self._standing[objective] = Standing.OUT
         self._reasons[objective] = text
+
+
+def _weighed(faults: list[Ended]) -> list[Ended]:
+    """Say what vague errors are beside what else was met: somebody else's fault, or one of several suspects' own.
+
+    One that stands alone stays vague: it is the trial's, as it would be outside MPS.
+    """
+    if len(faults) == 1:
+        return faults
+    beside = Sort.OWN if all(item.sort is Sort.VAGUE for item in faults) else Sort.SHARED
+    return [replace(item, sort=beside) if item.sort is Sort.VAGUE else item for item in faults]
