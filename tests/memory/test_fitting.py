@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from support.waiting import until
 
 pytest.importorskip("sklearn", reason="learning needs the extra `learn`")
 
@@ -42,6 +43,33 @@ def test_the_newest_peaks_win_over_those_that_wait(fitter, monkeypatch):
     assert fitter.settle(20)
     assert seen == [2, 5]
     assert fitter.latest("a") == 5
+
+
+def test_a_model_of_many_trials_rests_between_two_fits_and_holds_up_nobody_else(fitter, monkeypatch):
+    """In a large pool there is always news, and fits would take the coordinator's interpreter for good."""
+    many = [PastPeak(GIB, params={"batch": 16})] * fitting.SETTLED_TRIALS
+    seen = []
+
+    def quick(peaks, *, before):
+        seen.append(len(peaks))
+        return len(peaks)
+
+    monkeypatch.setattr(learned, "learn", quick)
+    monkeypatch.setattr(fitting, "rest_s", lambda peaks, took_s: 600.0 if len(peaks) >= len(many) else 0.0)
+    fitter.want("large", many)
+    assert fitter.settle(20)
+    fitter.want("large", [*many, many[0]])
+    for count in (3, 4):
+        fitter.want("small", ROWS[:count])
+        until(lambda count=count: fitter.latest("small") == count, what="the small one's fit")
+    assert seen == [len(many), 3, 4] and fitter.latest("large") == len(many)
+
+
+def test_what_is_little_known_is_fitted_at_once_and_no_rest_is_long():
+    few, many = ROWS, [PastPeak(GIB)] * fitting.SETTLED_TRIALS
+    bounds = [PastPeak(GIB, censored=True)] * fitting.SETTLED_TRIALS
+    assert fitting.rest_s(few, 0.5) == fitting.rest_s(bounds, 0.5) == 0.0
+    assert fitting.rest_s(many, 0.5) == 1.5 and fitting.rest_s(many, 60.0) == 10.0
 
 
 def test_a_submission_that_ended_during_its_fit_leaves_nothing(fitter, monkeypatch):

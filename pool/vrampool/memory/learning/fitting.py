@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
     from vrampool.memory.learning.learned import Learned
 
 _log = logging.getLogger("vrampool.learning")
+
+#: A model of so many trials changes little with one more. In a large pool there is always one more, and the next fit of
+#: it waits for so many times what the last one took: three quarters of a core are left to the coordinator, whose
+#: interpreter it shares. With 400 trials at once fits had 76 % of a core (docs/scale.md).
+SETTLED_TRIALS = 40
+_REST_FACTOR = 3.0
+_MOST_REST_S = 10.0
 
 
 def available() -> bool:
@@ -35,6 +43,7 @@ class Fitter:
         self._wanted: dict[str, tuple[PastPeak, ...]] = {}
         self._found: dict[str, Learned] = {}
         self._fitting: str | None = None
+        self._not_before_s: dict[str, float] = {}  #: of models that rest between two fits
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -69,11 +78,12 @@ class Fitter:
         with self._changed:
             self._wanted.pop(key, None)
             self._found.pop(key, None)
+            self._not_before_s.pop(key, None)
             if self._fitting == key:
                 self._fitting = ""  # its result is not wanted any more
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until everything asked for is fitted; for tests and for reports. False: it took longer."""
+        """Wait until everything asked for is fitted, rests included; for tests and reports. False: it took longer."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._wanted and self._fitting is None, timeout_s)
 
@@ -93,18 +103,38 @@ class Fitter:
             with self._changed:
                 self._fitting = None
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._closed or self._wanted)
-                if self._closed:
+                key = self._await_due()
+                if key is None:
                     return
-                key = next(iter(self._wanted))
                 peaks = self._wanted.pop(key)
                 before = self._found.get(key)
                 self._fitting = key
+            began_s = time.monotonic()
             learned = _learn(key, peaks, before)
+            ended_s = time.monotonic()
             with self._changed:
+                if self._fitting == key:
+                    self._not_before_s[key] = ended_s + rest_s(peaks, ended_s - began_s)
                 if learned is not None and self._fitting == key:
                     self._found[key] = learned
             self._done()
+
+    def _await_due(self) -> str | None:
+        """Wait for a wish whose model does not rest, and return its key; None: the end. With the lock held."""
+        while not self._closed:
+            now_s = time.monotonic()
+            left_s = {key: self._not_before_s.get(key, now_s) - now_s for key in self._wanted}
+            due = next((key for key in self._wanted if left_s[key] <= 0), None)
+            if due is not None:
+                return due
+            self._changed.wait(min(left_s.values(), default=None))
+        return None
+
+
+def rest_s(peaks: Sequence[PastPeak], took_s: float) -> float:
+    """Return for how long a model is not fitted again, by what it was fitted on and how long that took."""
+    settled = sum(not peak.censored for peak in peaks) >= SETTLED_TRIALS
+    return min(_REST_FACTOR * took_s, _MOST_REST_S) if settled else 0.0
 
 
 def _learn(key: str, peaks: Sequence[PastPeak], before: Learned | None) -> Learned | None:
