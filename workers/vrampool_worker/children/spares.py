@@ -29,7 +29,7 @@ _RATE_S = 60.0
 _MORE = 1.25
 #: More than this waits for nobody.
 _MOST = 16
-#: Children started at once leave half of the cores to the trials that run. An import takes one of them, for 7 to 10 s
+#: Children started at once leave half of the cores to the trials that run. An import takes one of them, for 2 to 10 s
 #: on a machine of 16: with four at once no more than one trial in two seconds could start there.
 _CORES_PER_START = 2
 #: A child that was just handed its trial has the processor to itself until it says that the trial has begun, or for so
