@@ -128,7 +128,15 @@ class Handle:
 
     @property
     def best_trial(self) -> FrozenTrial:
-        return self.study.best_trial
+        """The study's best trial.
+
+        Raises:
+            ValueError: no trial is complete; the text says what became of them.
+        """
+        try:
+            return self.study.best_trial
+        except ValueError:
+            raise ValueError(self._none_complete()) from None
 
     @property
     def best_trials(self) -> list[FrozenTrial]:
@@ -136,11 +144,18 @@ class Handle:
 
     @property
     def best_value(self) -> float:
-        return self.study.best_value
+        value = self.best_trial.value
+        assert value is not None
+        return value
 
     @property
     def best_params(self) -> dict[str, Any]:
-        return self.study.best_params
+        return self.best_trial.params
+
+    def _none_complete(self) -> str:
+        counts = ", ".join(f"{count} {state}" for state, count in sorted(self.progress().counts.items()))
+        more = f"; `vrampool why {self.study_name}` says more" if counts else ""
+        return f"no trial of {self.study_name} is complete: {counts or 'none has ended'}{more}"
 
     def trials_dataframe(self, **kwargs: Any) -> pd.DataFrame:
         """Return the study's trials as Optuna's `trials_dataframe` does, with memory columns in bytes added."""

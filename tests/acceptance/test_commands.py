@@ -87,6 +87,30 @@ def test_values_that_json_does_not_know_are_told_as_text(pool: LivePool):
     assert done.json["best_value"] == "-inf"
 
 
+def test_options_that_a_pool_which_runs_already_does_not_take_are_named(pool: LivePool):
+    """They were passed over without a word, and the trials ran with another budget."""
+    done = commands.run(
+        *("run", f"{OBJECTIVES}:one", "--trials", "1", "--study", "as-it-is", "--vram", "200MiB"),
+        *("--budget", "300MiB", "--start-method", "forkserver", "--state-dir", pool.state_dir),
+    )
+    assert done.code == 0, done
+    assert "keeps its own settings, so --budget, --start-method changes nothing" in done.err
+    assert "vrampool down" in done.err
+    plain = commands.run("run", f"{OBJECTIVES}:one", "--trials", "1", "--vram", "200MiB", "--state-dir", pool.state_dir)
+    assert plain.code == 0 and "warning" not in plain.err, plain
+
+
+def test_a_trial_is_named_as_messages_name_it_and_one_that_never_was_best_says_why(pool: LivePool, capsys):
+    handle = pool.run(f"{OBJECTIVES}:raise_value_error", 2, study_name="all-bad")
+    two, one = (
+        call(capsys, "why", *named, "--state-dir", pool.state_dir) for named in (("all-bad", "1"), ("all-bad/1",))
+    )
+    assert one.code == 0 and one.out == two.out and "trial 1 is FAIL" in one.out
+    for name in ("best_trial", "best_value", "best_params"):
+        with pytest.raises(ValueError, match=r"no trial of all-bad is complete: 2 FAIL; `vrampool why all-bad` says"):
+            getattr(handle, name)
+
+
 def test_ctrl_c_ends_a_run_with_code_130_and_stops_the_study(pool: LivePool, tmp_path):
     """What runs may finish; the pool that was there before goes on."""
     gate = tmp_path / "gate"

@@ -107,6 +107,20 @@ def test_the_lease_after_the_first_report_leaves_room_to_grow(peak_bytes):
 
 
 @pytest.mark.parametrize(
+    ("past", "overhead", "words"),
+    [
+        ([(4 * GIB, False)], None, "the largest peak of 1 trial, 4.0 GiB, and 50 % more"),
+        ([(4 * GIB, False)] * 5, None, "the largest peak of 5 trials, 4.0 GiB, and 25 % more"),
+        ([(5 * GIB, False)], GIB, "5.0 GiB, and 50 % of what is beyond a process's own more"),
+        ([(174 * MIB, False)], None, "174 MiB, and 256 MiB more, the least margin"),
+        ([(2 * GIB, False), (8 * GIB, True)], None, "8.0 GiB reached by a trial that ended early, and 50 % more"),
+    ],
+)
+def test_the_reason_says_what_was_really_added(past, overhead, words):
+    assert next_request("auto", past, overhead).reason.endswith(words)
+
+
+@pytest.mark.parametrize(
     ("asked", "predicted", "largest", "expected"),
     [
         (9 * GIB, 5 * GIB, 20 * GIB, 9 * GIB),  # others fit beside it

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from vrampool.cli.output import print_summary
+from vrampool.cli.output import print_failures, print_summary
 from vrampool.cli.run import _gone_file
+from vrampool.settings import output_path
 
 
 def summary(study: str, **changes: Any) -> dict[str, Any]:
@@ -38,3 +40,18 @@ def test_a_file_that_was_deleted_under_its_study_is_told(tmp_path):
     path.touch()
     assert _gone_file(f"sqlite:///{path}") == ""
     assert _gone_file("postgresql+psycopg://hub/optuna") == _gone_file(None) == ""
+
+
+def test_what_a_trial_printed_is_named_as_a_file_where_no_pool_is_left_to_be_asked(tmp_path, capsys):
+    failed = {"number": 3, "state": "FAIL", "pid": 5, "params": {}}
+    found = summary("deep/er", trials=[], counts={"FAIL": 1}, failures={"ValueError: no": 1}) | {"trials": [failed]}
+    console = Console(width=200)
+    print_failures(console, found)
+    assert "what it printed: vrampool logs deep/er 3" in capsys.readouterr().out
+    print_failures(console, found, tmp_path)
+    assert "what it printed: vrampool logs deep/er 3" in capsys.readouterr().out, "there is no such file"
+    file = output_path(tmp_path, "deep/er", 3)
+    file.parent.mkdir(parents=True)
+    file.touch()
+    print_failures(console, found, tmp_path)
+    assert f"what it printed: {file}" in capsys.readouterr().out

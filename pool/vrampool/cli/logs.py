@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vrampool.cli.manage import running_pool
-from vrampool.cli.options import pool_options, take_settings
+from vrampool.cli.options import pool_options, split_trial, take_settings
 from vrampool.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def logs(study_name: str, number: int | None, follow: bool, lines: int | None, *
     """
     from vrampool.trial_output import TrialOutput
 
-    study_name, number = _which(study_name, number)
+    study_name, number = split_trial(study_name, number)
     pool = running_pool(take_settings(given))
     handle = pool.attach(study_name)
     trial = _choose(handle, number)
@@ -49,13 +49,6 @@ def logs(study_name: str, number: int | None, follow: bool, lines: int | None, *
     if follow and (after := _retry_of(handle, trial.number)) is not None:
         print(f"trial {trial.number} is tried again as trial {after}", file=sys.stderr)
     return 0
-
-
-def _which(study: str, number: int | None) -> tuple[str, int | None]:
-    name, slash, tail = study.rpartition("/")
-    if number is None and slash and name and tail.isdigit():
-        return name, int(tail)
-    return study, number
 
 
 def _choose(handle: Handle, number: int | None) -> FrozenTrial:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from vrampool.cli.manage import running_pool
-from vrampool.cli.options import pool_options, take_settings
+from vrampool.cli.options import pool_options, split_trial, take_settings
 from vrampool.errors import InputError
 from vrampool.memory.declared import read_vram
 from vrampool.messages import AttemptFacts
@@ -108,13 +108,14 @@ def _study(handle: Any) -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("study_name")
-@click.argument("number", type=int, required=False)
+@click.argument("study_name", metavar="STUDY[/TRIAL]")
+@click.argument("number", metavar="[TRIAL]", type=int, required=False)
 @pool_options
 def why(study_name: str, number: int | None, **given: Any) -> int:
-    """Say in words where trial NUMBER of STUDY_NAME is, and why; without NUMBER the study itself."""
+    """Say in words where a TRIAL of a STUDY is, and why; without TRIAL the study itself."""
     from vrampool.storage import attempt_of
 
+    study_name, number = split_trial(study_name, number)
     pool = running_pool(take_settings(given))
     handle = pool.attach(study_name)
     if number is None:

@@ -54,6 +54,10 @@ _DEVICE = [
     ),
     AGE_LIMIT,
 ]
+#: Settings that these options are for.
+_FOR_NEW_POOLS = (
+    "gpu", "budget", "max_trials", "spares", "start_method", "concurrency", "mps", "share", "preload", "age_limit_s",
+)  # fmt: skip
 _SETTING_NAMES = frozenset(Settings.__dataclass_fields__)
 
 
@@ -74,6 +78,22 @@ def use_options(function: F) -> F:
     for option in reversed(_DEVICE):
         function = option(function)
     return function
+
+
+def given_for_a_new_pool() -> list[str]:
+    """Return the options of the command in hand that were typed and say how a pool that is started uses devices."""
+    context = click.get_current_context()
+    flags = {option.name: option.opts[0] for option in context.command.params}
+    typed = click.core.ParameterSource.COMMANDLINE
+    return [flags[name] for name in _FOR_NEW_POOLS if context.get_parameter_source(name) is typed]
+
+
+def split_trial(study: str, number: int | None) -> tuple[str, int | None]:
+    """Return study and number of a trial that may have been named STUDY/NUMBER, as messages name it."""
+    name, slash, tail = study.rpartition("/")
+    if number is None and slash and name and tail.isdigit():
+        return name, int(tail)
+    return study, number
 
 
 def take_settings(given: dict[str, Any]) -> Settings:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -15,20 +16,28 @@ from rich.text import Text
 
 from vrampool.handle import Handle, Progress
 from vrampool.queueing import WorkerRecord
+from vrampool.settings import output_path
 from vrampool.storage import TransientStorageError
 from vrampool.trial_record import trial_record
 from vrampool.units import format_bytes
 
 
-def follow(handle: Handle, *, quiet: bool = False) -> None:
-    """Wait for the end; show progress where standard error is a terminal, nothing elsewhere."""
+def follow(handle: Handle, *, quiet: bool = False, look: Callable[[], None] = lambda: None) -> None:
+    """Wait for the end; show progress where standard error is a terminal, nothing elsewhere.
+
+    Args:
+        handle: What to wait for.
+        quiet: Show nothing.
+        look: Called at each look; what it raises ends the wait.
+    """
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         for _ in handle.watch():
-            pass
+            look()
         return
     with Live(console=console, refresh_per_second=4, transient=True) as live:
         for progress in handle.watch():
+            look()
             live.update(progress_view(handle, progress, handle.workers()))
 
 
@@ -128,8 +137,13 @@ def _finite(content: Any) -> Any:
     return content
 
 
-def print_summary(found: dict[str, Any]) -> None:
-    """Print a finished study for people: what came out, the trials, what failed and why."""
+def print_summary(found: dict[str, Any], state_dir: Path | None = None) -> None:
+    """Print a finished study for people: what came out, the trials, what failed and why.
+
+    Args:
+        found: As `summary` returns it.
+        state_dir: Of a pool that has ended: no command can ask it for what a trial printed, so its file is named.
+    """
     console = Console()
     console.print(trial_table(found["trials"]))
     counts = ", ".join(f"{count} {state.lower()}" for state, count in sorted(found["counts"].items()))
@@ -142,17 +156,19 @@ def print_summary(found: dict[str, Any]) -> None:
         else:
             best = (f"{found['best_value']:.6g}", "bold green")
             console.print(Text.assemble("best value ", best, f" with {_named(found['best_params'])}"))
-    print_failures(console, found)
+    print_failures(console, found, state_dir)
 
 
-def print_failures(console: Console, found: dict[str, Any]) -> None:
+def print_failures(console: Console, found: dict[str, Any], state_dir: Path | None = None) -> None:
     """Print what went wrong in a study, and where one reads more."""
     total = sum(found["counts"].values())
     for line, count in found["failures"].items():
         console.print(f"{count} of {total} failed: {line}", style="red", markup=False)
     failed = [record["number"] for record in found["trials"] if record["state"] == "FAIL" and record["pid"]]
     if failed:
-        console.print(f"what it printed: vrampool logs {found['study']} {failed[0]}", style="dim", markup=False)
+        file = None if state_dir is None else output_path(state_dir, found["study"], failed[0])
+        where = str(file) if file is not None and file.exists() else f"vrampool logs {found['study']} {failed[0]}"
+        console.print(f"what it printed: {where}", style="dim", markup=False, soft_wrap=True)
 
 
 #: So many trials of a Pareto front are printed; the rest is in the study.

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from vrampool.cli.options import device_options, pool_options, take_settings
+from vrampool.cli.options import device_options, given_for_a_new_pool, pool_options, take_settings
 from vrampool.errors import InputError
 
 _STUDY = [
@@ -113,6 +113,15 @@ def _gone_file(url: str | None) -> str:
     return f"the study's file {path} was deleted while the study ran: what is printed here is kept nowhere else"
 
 
+def _say_what_is_ignored(is_local: bool) -> None:
+    """Name the options of the command line that are for a pool that is started, where one runs already."""
+    ignored = given_for_a_new_pool()
+    if ignored:
+        rest = "; end it with `vrampool down` to start another one" if is_local else ""
+        words = f"a pool runs already and keeps its own settings, so {', '.join(ignored)} changes nothing{rest}"
+        print(f"warning: {words}", file=sys.stderr)
+
+
 @click.command()
 @_study_options
 @pool_options
@@ -125,8 +134,7 @@ def run(as_json: bool, **given: Any) -> int:
     """
     from optuna import logging as optuna_logging
 
-    from vrampool.cli.interrupting import interrupted
-    from vrampool.cli.output import follow, print_summary, summary, to_json
+    from vrampool.cli.interrupting import Interrupts, interrupted
 
     optuna_logging.set_verbosity(optuna_logging.WARNING)
     settings = take_settings(given)
@@ -134,23 +142,32 @@ def run(as_json: bool, **given: Any) -> int:
     if asked["n_trials"] is None and asked["total"] is None and asked["timeout"] is None:
         raise InputError("say how much to run: --trials N, --total N or --timeout SECONDS")
     started = time.monotonic()
-    pool = _make_pool(settings)
-    # Checked before a pool is started: a slip in the command line shows at once.
-    pool.check(asked["objective"], **{name: value for name, value in asked.items() if name != "objective"})
-    with pool:
-        handle = pool.submit(**asked)
-        ended_by_user = False
-        try:
-            follow(handle, quiet=as_json)
-        except KeyboardInterrupt:
-            ended_by_user = True
-            interrupted(pool, handle, quiet=as_json)
-        found = summary(handle, wall_s=time.monotonic() - started)
-        lost = _gone_file(pool.settings.storage)
+    interrupts, ended_by_user = Interrupts(), False
+    with interrupts.listening():
+        from vrampool.cli.output import follow, print_summary, summary, to_json
+
+        pool = _make_pool(settings)
+        # Checked before a pool is started: a slip in the command line shows at once.
+        pool.check(asked["objective"], **{name: value for name, value in asked.items() if name != "objective"})
+        with pool:
+            own = pool.local is not None and pool.local.process is not None
+            if not own:
+                _say_what_is_ignored(pool.local is not None)
+            interrupts.check()
+            handle = pool.submit(**asked)
+            try:
+                interrupts.check()
+                follow(handle, quiet=as_json, look=interrupts.check)
+            except KeyboardInterrupt:
+                ended_by_user = True
+                interrupted(pool, handle, interrupts, quiet=as_json)
+            found = summary(handle, wall_s=time.monotonic() - started)
+            lost = _gone_file(pool.settings.storage)
+            state_dir = pool.settings.state_dir if own else None
     if as_json:
         print(to_json(found))
     else:
-        print_summary(found)
+        print_summary(found, state_dir)
     if ended_by_user:
         print(f"interrupted; the same command with --study {found['study']} goes on", file=sys.stderr)
         return 130

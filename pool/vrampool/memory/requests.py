@@ -197,18 +197,24 @@ def _largest_so_far(peaks: Sequence[PastPeak], overhead_bytes: int | None) -> Re
     if beyond_bytes > largest_bytes:
         target_bytes = _above(beyond_bytes, overhead_bytes, _CENSORED_FACTOR)
         reached = f"{format_bytes(beyond_bytes)} reached by a trial that ended early"
-        words = f"{reached}, and {_percent(_CENSORED_FACTOR)} more"
+        words = f"{reached}, and {_more(beyond_bytes, overhead_bytes, _CENSORED_FACTOR)}"
         return Request(target_bytes, words, wish_bytes=UNSURE_FACTOR * target_bytes)
     few = len(seen) < FEW_PEAKS
     factor = _FEW_FACTOR if few else _FACTOR
     counted = "1 trial" if len(seen) == 1 else f"{len(seen)} trials"
-    reason = f"the largest peak of {counted}, {format_bytes(largest_bytes)}, and {_percent(factor)} more"
     asked_bytes = _above(largest_bytes, overhead_bytes, factor)
+    more = _more(largest_bytes, overhead_bytes, factor)
+    reason = f"the largest peak of {counted}, {format_bytes(largest_bytes)}, and {more}"
     return Request(asked_bytes, reason, wish_bytes=UNSURE_FACTOR * asked_bytes if few else None)
 
 
-def _percent(factor: float) -> str:
-    return f"{round((factor - 1) * 100)} %"
+def _more(peak_bytes: int, overhead_bytes: int | None, factor: float) -> str:
+    """Say what was added to a peak: a part of it, or the least that ever is."""
+    own_bytes = peak_bytes - min(overhead_bytes or 0, peak_bytes)
+    if int(own_bytes * (factor - 1)) < _LEAST_MARGIN_BYTES:
+        return f"{format_bytes(_LEAST_MARGIN_BYTES)} more, the least margin"
+    beside = " of what is beyond a process's own" if own_bytes < peak_bytes else ""
+    return f"{round((factor - 1) * 100)} %{beside} more"
 
 
 def lease_after_first_report(peak_bytes: int) -> int:
