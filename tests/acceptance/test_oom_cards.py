@@ -164,6 +164,7 @@ def test_a40_without_a_process_list_the_cards_figures_decide_and_a_peak_is_unkno
     fake.add_process(0, 31337, 4200 * MIB, alive=False)
     fake.add_process(0, worker, 9 * MIB, alive=False)
     fake.hide_processes(0)
+    until(lambda: gpu.device().free_bytes < 2 * 2900 * MIB, what="a worker that has seen what others hold")
     env = {"MEETING": str(tmp_path), "HOLD": "0", "STAY_S": "0.5"}
     handle = gpu.run(f"{OBJECTIVES}:hold_in_company", 2, vram="2900MiB", env=env)
     assert [(trial.state, trial.value) for trial in handle.trials] == [(COMPLETE, 1.0)] * 2, "one at a time"

@@ -171,11 +171,15 @@ def test_metrics_of_a_pool_that_runs(pool, command, tmp_path, gate):
 
     gate.touch()
     pool.run(lambda trial: 1.0, 3, study_name="measured")
-    with urlopen(command.url + "metrics") as answer:
-        text = answer.read().decode()
+
+    def scrape():
+        with urlopen(command.url + "metrics") as answer:
+            text = answer.read().decode()
+        done = re.search(r'^vrampool_attempts_ended_total\{end="complete"\} ([0-9.]+)', text, flags=re.MULTILINE)
+        return text if done and float(done.group(1)) >= 3 else None
+
+    text = until(scrape, what="a look at the study that counts what has ended")
     found = dict(re.findall(r"^(\w+?)(?:\{[^}]*\})? ([0-9.e+]+)$", text, flags=re.MULTILINE))
     assert float(found["vrampool_redis_up"]) == float(found["vrampool_storage_up"]) == 1
     assert float(found["vrampool_startup_seconds_count"]) >= 3
-    ended = re.search(r'^vrampool_attempts_ended_total\{end="complete"\} ([0-9.]+)', text, flags=re.MULTILINE)
-    assert ended and float(ended.group(1)) >= 3
     assert float(found["vrampool_device_budget_bytes"]) == 1024**3
