@@ -37,7 +37,13 @@ class LocalPool:
             ended = not is_alive(self.record.pid, self.record.start_time)
             if not ended and (self.process is None or self.process.poll() is None):
                 return None
-            return VrampoolError(f"the local pool has ended; see {StateDir(self.settings).logs}")
+            words = f"the local pool has ended; see {StateDir(self.settings).logs}"
+            if self.process is None and self.record.owned:
+                words += (
+                    ". It ends with the command or block that started it. The study is kept, and submitted again under "
+                    "its name goes on; `vrampool up` starts a pool that stays"
+                )
+            return VrampoolError(words)
         text, code = found
         kinds = {2: errors.InputError, 3: errors.DeviceLostError}
         return kinds.get(code, VrampoolError)(text)
