@@ -80,11 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.simulate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--part",
-        choices=("study size", "devices", "load", "load of 1 000", "learned"),
-        help="only this part of the whole run",
-    )
+    parser.add_argument("--part", choices=_PARTS, help="only this part of the whole run")
     parser.add_argument("--devices", type=int, help="simulate this pool alone")
     parser.add_argument("--trials", type=int, default=1000, help="to run (default: 1000)")
     parser.add_argument("--past", type=int, default=0, help="trials that the study has already (default: 0)")
@@ -159,14 +155,7 @@ def table(title: str, outcomes: Sequence[Outcome]) -> Table:
     drawn = Table(title=title, box=None, header_style="bold")
     columns: tuple[str, ...] = (
         *("devices", "trials", "before", "sampler", "wanted/s", "ran/s", "devices busy", "all full after"),
-        *(
-            "first look",
-            "CPU ms/trial",
-            "of a core",
-            "longest turn",
-            "trips/trial",
-            "KB/trial",
-        ),
+        *("first look", "CPU ms/trial", "of a core", "longest turn", "trips/trial", "KB/trial"),
         *("questions/trial", "while it fills", "Valkey ms/trial", "of a core"),
     )
     learned = any(outcome.size.requests == "learned" for outcome in outcomes)

@@ -6,13 +6,15 @@ import time
 from collections.abc import Callable, Sequence
 
 from benchmarks.simulation.outcome import Outcome
-from vrampool.memory.learning.fitting import Fitter
+from vrampool.memory.learning.fitting import Fitter, rest_s
 from vrampool.memory.learning.learned import Learned, learn
 from vrampool.memory.peaks import PastPeak
 
 
 class SimulatedFitter(Fitter):
-    """Fits when time goes on, one at a time, the newest peaks only, as the thread does; it has a core of its own.
+    """Fits when time goes on, one at a time, the newest peaks only, and rests between, as the thread does.
+
+    It has a core of its own.
 
     Args:
         later: Makes a call after so many simulated seconds.
@@ -51,8 +53,11 @@ class SimulatedFitter(Fitter):
         def ready() -> None:
             if learned is not None:
                 self._fitted[key] = learned
-            self._busy = bool(self._newest)
-            if self._busy:
-                self._later(0.0, self._fit)
+            self._later(rest_s(peaks, took_s), self._next)
 
         self._later(took_s, ready)
+
+    def _next(self) -> None:
+        self._busy = bool(self._newest)
+        if self._busy:
+            self._fit()

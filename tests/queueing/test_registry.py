@@ -8,28 +8,12 @@ import time
 
 import pytest
 from support.valkey import count_round_trips, until
+from support.workers import record
 
-from vrampool.queueing import Events, MpsState, Registry, RunningTrial, WorkerRecord
+from vrampool.queueing import Events, MpsState, Registry, RunningTrial
 from vrampool.queueing.names import Names
 
 GIB = 1024**3
-
-
-def record(name: str = "w1", **changes) -> WorkerRecord:
-    values = {
-        "name": name,
-        "host": "hub",
-        "pid": 42,
-        "device_id": f"GPU-{name}",
-        "device_name": "H200",
-        "device_kind": "cuda",
-        "total_bytes": 140 * GIB,
-        "budget_bytes": 119 * GIB,
-        "free_bytes": 60 * GIB,
-        "slots": 16,
-        "state": "ready",
-    }
-    return WorkerRecord(**{**values, **changes})
 
 
 @pytest.fixture

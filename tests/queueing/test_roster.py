@@ -7,30 +7,14 @@ import json
 
 import pytest
 from support.valkey import count_round_trips, until
+from support.workers import record
 
-from vrampool.queueing import Registry, Roster, WorkerRecord
+from vrampool.queueing import Registry, Roster
 from vrampool.queueing.names import Names
 from vrampool.queueing.roster import WHOLE_S
 
 GIB = 1024**3
 LIFE_S = 60.0
-
-
-def record(name: str, **changes) -> WorkerRecord:
-    values = {
-        "name": name,
-        "host": "hub",
-        "pid": 42,
-        "device_id": f"GPU-{name}",
-        "device_name": "H200",
-        "device_kind": "cuda",
-        "total_bytes": 140 * GIB,
-        "budget_bytes": 119 * GIB,
-        "free_bytes": 60 * GIB,
-        "slots": 16,
-        "state": "ready",
-    }
-    return WorkerRecord(**{**values, **changes})
 
 
 class Clock:

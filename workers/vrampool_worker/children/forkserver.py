@@ -8,7 +8,6 @@ import logging
 import os
 import select
 import selectors
-import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vrampool.forking import ForkedProcess
 from vrampool_worker.children import orphans
 from vrampool_worker.children.launch import Launched, Pipes
 
@@ -193,21 +193,14 @@ class ForkServer:
             self._process = None
 
 
-class AdoptedProcess:
-    """A keeper that was forked for this process and came up to it: what is needed of `subprocess.Popen`."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._code: int | None = None
+class AdoptedProcess(ForkedProcess):
+    """A keeper that was forked for this process and comes up to it in a moment; until then it is no child of it."""
 
     def poll(self) -> int | None:
-        if self._code is None:
-            with contextlib.suppress(ChildProcessError):
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-                if pid:
-                    self._code = os.waitstatus_to_exitcode(status)
-        return self._code
+        with contextlib.suppress(ChildProcessError):
+            return super().poll()
+        return None
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+            super().kill()

@@ -19,7 +19,7 @@ _log = logging.getLogger("vrampool.learning")
 
 #: A model of so many trials changes little with one more. In a large pool there is always one more, and the next fit of
 #: it waits for so many times what the last one took: three quarters of a core are left to the coordinator, whose
-#: interpreter it shares. With 400 trials at once fits had 76 % of a core (docs/scale.md).
+#: interpreter it shares. With 400 trials at once fits had 76 % of a core without it, and 21 % with it (docs/scale.md).
 SETTLED_TRIALS = 40
 _REST_FACTOR = 3.0
 _MOST_REST_S = 10.0
