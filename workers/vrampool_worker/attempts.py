@@ -28,6 +28,10 @@ class Stage(StrEnum):
     CLOSED = "closed"  #: told, lease released, RQ's state cleaned up
 
 
+#: Stages of a trial that is on its device, from its claim to the end of its process.
+UNDER_WAY = (Stage.OPENING, Stage.AWAITING, Stage.RUNNING)
+
+
 @dataclass(frozen=True)
 class Ending:
     """Why this worker ends a child, decided before the child is gone."""

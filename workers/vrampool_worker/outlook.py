@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from vrampool_worker.attempts import Stage
+from vrampool_worker.attempts import UNDER_WAY
 
 if TYPE_CHECKING:
     from vrampool_worker.worker import WorkerLoop
@@ -18,7 +18,6 @@ _FRESH_S = 1.0
 _SETTLED_S = 0.1
 #: A worker on which nothing has run for so long prepares for the next study.
 _IDLE_S = 2.0
-_UNDER_WAY = (Stage.OPENING, Stage.AWAITING, Stage.RUNNING)
 
 
 class Outlook:
@@ -39,7 +38,7 @@ class Outlook:
 
     def needed(self, now_s: float) -> bool:
         """Whether some trial could use another spare. While that is being asked for: no, and the loop turns again."""
-        running = [item for item in self._loop.attempts.values() if item.stage in _UNDER_WAY]
+        running = [item for item in self._loop.attempts.values() if item.stage in UNDER_WAY]
         if not running:
             return now_s - self._busy_s >= _IDLE_S
         self._busy_s = now_s

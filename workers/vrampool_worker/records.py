@@ -13,7 +13,7 @@ from vrampool._version import __version__
 from vrampool.messages import WIRE_VERSION, EndKind
 from vrampool.queueing import MpsState, RunningTrial, TransientRedisError, WorkerRecord
 from vrampool_worker.asking import full_submissions
-from vrampool_worker.attempts import Attempt, Stage
+from vrampool_worker.attempts import UNDER_WAY, Attempt, Stage
 from vrampool_worker.beat import Held
 from vrampool_worker.calibration import Calibration
 from vrampool_worker.devices import DeviceReading
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("vrampool.worker")
 _RETRY_S = 1.0
-_UNDER_WAY = (Stage.OPENING, Stage.AWAITING, Stage.RUNNING)
 #: What trials hold changes all the time; beats carry figures that are no older than this.
 FIGURES_S = 1.0
 #: Pause between two samples of a device on which nothing runs: others' use of it is still seen.
@@ -57,7 +56,7 @@ class Chronicle:
         loop, now_s = self._loop, time.monotonic()
         offer = loop.ledger.offer(time.monotonic())
         state, reason = loop.ledger.state
-        running = [item for item in loop.attempts.values() if item.stage in _UNDER_WAY]
+        running = [item for item in loop.attempts.values() if item.stage in UNDER_WAY]
         news = (
             state,
             reason,
@@ -80,7 +79,7 @@ class Chronicle:
         jobs = tuple(
             item.job_id
             for item in loop.attempts.values()
-            if item.dropped is None and item.stage in (*_UNDER_WAY, Stage.ENDED)
+            if item.dropped is None and item.stage in (*UNDER_WAY, Stage.ENDED)
         )
         executions = tuple(
             (item.job_id, item.execution_id)
