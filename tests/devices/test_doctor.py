@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+import selectors
 import subprocess
 import sys
 
@@ -62,3 +64,32 @@ def test_leftovers_of_trials_are_pointed_out(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     found = doctor._leftovers(settings)
     assert found == ("leftovers", "warn", f"the directory {folder}; `vrampool reclaim` lists and ends them")
+
+
+class _LateSelector(selectors.DefaultSelector):
+    """Comes back only when all that a child's end makes readable is so, its end before what it printed."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        lives = [fd for fd in list(self.get_map()) if os.readlink(f"/proc/self/fd/{fd}") == "anon_inode:[pidfd]"]
+        found = super().select(timeout)
+        if len(found) > 1 or not found:
+            return found
+        poll = select.poll()
+        for fd in lives:
+            poll.register(fd, select.POLLIN)
+        poll.poll(2000)
+        return sorted(super().select(0), key=lambda item: item[0].fd, reverse=True)
+
+
+def test_a_childs_end_and_its_last_words_may_come_in_one_turn(device, monkeypatch, tmp_path):
+    """Once its end was seen all is closed; then nothing is read from it."""
+    monkeypatch.setattr(doctor.selectors, "DefaultSelector", _LateSelector)
+    name, verdict, text = doctor._child(device, Settings(gpu="0", state_dir=tmp_path))
+    assert (name, verdict) == ("trial's process", "ok"), text
+
+
+def test_a_child_that_does_not_start_leaves_nothing_open(device, monkeypatch, tmp_path):
+    before = sorted(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(doctor, "START_LIMIT_S", -1.0)
+    assert doctor._child(device, Settings(gpu="0", state_dir=tmp_path))[1] == "fail"
+    assert sorted(os.listdir("/proc/self/fd")) == before

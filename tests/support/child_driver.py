@@ -27,7 +27,7 @@ from vrampool.messages import ChildStart, ObjectiveRef, Outcome
 from vrampool.objectives import resolve
 from vrampool.settings import Settings
 from vrampool_worker.children.child import Child, Event, EventKind, spawn
-from vrampool_worker.lanes import Timers
+from vrampool_worker.lanes import Timers, turn
 from vrampool_worker.trial_server import TrialServer, describe_error
 
 LIMIT_S = 30.0
@@ -145,9 +145,7 @@ class ChildDriver:
 
     def turn(self, limit_s: float) -> None:
         """One turn of the loop."""
-        for key, mask in self.selector.select(self.timers.wait_s(time.monotonic(), limit_s)):
-            if key.fd in self.selector.get_map():  # an event before this one may have closed it
-                key.data(mask)
+        turn(self.selector, self.timers.wait_s(time.monotonic(), limit_s))
         self.timers.run(time.monotonic())
 
     def _on_event(self, child: Child, event: Event) -> None:

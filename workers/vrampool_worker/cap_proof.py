@@ -23,7 +23,7 @@ from vrampool_worker.children.events import Event, EventKind
 from vrampool_worker.devices import Device, DeviceReading, find_devices
 from vrampool_worker.devices.deadline import call_within
 from vrampool_worker.environment import child_environment
-from vrampool_worker.lanes import Timers
+from vrampool_worker.lanes import Timers, turn
 from vrampool_worker.ledger.overhead import FIRST_BYTES
 from vrampool_worker.ledger.strangers import NOISE_BYTES
 from vrampool_worker.trial_server import TrialServer, describe_error
@@ -257,9 +257,7 @@ class _Proof:
             now_s = time.monotonic()
             if now_s > end_s:
                 return False
-            for key, mask in self._selector.select(self._timers.wait_s(now_s, _LOOK_S)):
-                if self._selector.get_map().get(key.fd) is key:
-                    key.data(mask)
+            turn(self._selector, self._timers.wait_s(now_s, _LOOK_S))
             self._timers.run(time.monotonic())
             if self._looking and now_s - self._looked_s > _LOOK_S:
                 self._looked_s = now_s

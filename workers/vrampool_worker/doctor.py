@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import tempfile
@@ -18,7 +19,7 @@ from vrampool_worker.children.events import Event, EventKind
 from vrampool_worker.devices import Device, DeviceReading, device_lock, find_devices
 from vrampool_worker.devices.deadline import call_within
 from vrampool_worker.environment import child_environment
-from vrampool_worker.lanes import Timers
+from vrampool_worker.lanes import Timers, turn
 from vrampool_worker.reclaim import find
 
 Found = tuple[str, str, str]
@@ -99,18 +100,18 @@ def _child(device: Device, settings: Settings) -> Found:
         environment = child_environment(os.environ, device, settings)
         child: Child = spawn(environment, (), settings.with_changes(state_dir=Path(folder)))
         child.register(selector, lambda _child, event: heard.append(event), timers.at)
-        ready_s = None
-        while not any(event.kind is EventKind.GONE for event in heard):
-            now_s = time.monotonic()
-            if ready_s is None and any(event.kind is EventKind.READY for event in heard):
-                ready_s = now_s - started
-                child.kill()
-            if now_s - started > START_LIMIT_S:
-                child.kill()
-                return "trial's process", "fail", f"does not start within {START_LIMIT_S:.0f} s"
-            for key, mask in selector.select(timers.wait_s(now_s, 0.2)):
-                key.data(mask)
-            timers.run(time.monotonic())
+        with contextlib.closing(child):
+            ready_s = None
+            while not any(event.kind is EventKind.GONE for event in heard):
+                now_s = time.monotonic()
+                if ready_s is None and any(event.kind is EventKind.READY for event in heard):
+                    ready_s = now_s - started
+                    child.kill()
+                if now_s - started > START_LIMIT_S:
+                    child.kill()
+                    return "trial's process", "fail", f"does not start within {START_LIMIT_S:.0f} s"
+                turn(selector, timers.wait_s(now_s, 0.2))
+                timers.run(time.monotonic())
     if ready_s is None:
         return "trial's process", "fail", f"ended while it started: {child.log_tail() or 'it said nothing'}"
     return "trial's process", "ok", f"starts in {ready_s:.2f} s and ends when asked to"

@@ -1,4 +1,4 @@
-"""Threads that block, so that the main loop never does: the inbox, lanes of work, and timers.
+"""Threads that block, so that the main loop never does: the inbox, lanes of work, timers, and the loop's own turn.
 
 A worker has one main loop. It alone spawns (a parent-death signal follows the spawning thread) and it alone
 changes the ledger. Whatever may hang, Redis or a database, runs in a `Lane`; results come back through the `Inbox`.
@@ -11,6 +11,7 @@ import itertools
 import logging
 import os
 import queue
+import selectors
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -83,6 +84,21 @@ class Lane:
             except BaseException as error:  # handed to the main loop, which decides
                 failure = error
             self._inbox.post(lambda then=then, result=result, failure=failure: then(result, failure))  # type: ignore[misc]
+
+
+def turn(selector: selectors.BaseSelector, limit_s: float) -> None:
+    """Wait for descriptors and call the data of each that is ready, with its mask.
+
+    One call may close what a later event of the same turn is of: that one's number is nobody's then, or already that of
+    another descriptor, so the event is dropped.
+
+    Args:
+        selector: Of a main loop; what is registered there has a call as its data.
+        limit_s: Wait no longer.
+    """
+    for key, mask in selector.select(limit_s):
+        if selector.get_map().get(key.fd) is key:
+            key.data(mask)
 
 
 class Timers:

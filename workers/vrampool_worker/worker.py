@@ -30,7 +30,7 @@ from vrampool_worker.children.supply import Supply
 from vrampool_worker.desk import NotOpened, Opened, StudyDesk
 from vrampool_worker.devices import Blind, Device, DeviceReading, Sampler
 from vrampool_worker.devices.cgroups import host_bytes
-from vrampool_worker.lanes import Inbox, Lane, Timers
+from vrampool_worker.lanes import Inbox, Lane, Timers, turn
 from vrampool_worker.ledger import Ledger
 from vrampool_worker.memory_watch import MemoryWatch
 from vrampool_worker.mps_watch import MpsWatch
@@ -150,9 +150,7 @@ class WorkerLoop:
         self.inbox.post(self.wake)  # the first turn begins at once: with a child for the first trial
         while not self._finished:
             now_s = time.monotonic()
-            for key, mask in self._selector.select(self.timers.wait_s(now_s, 1.0)):
-                if self._selector.get_map().get(key.fd) is key:  # an event before this one may have closed it
-                    key.data(mask)
+            turn(self._selector, self.timers.wait_s(now_s, 1.0))
             now_s = time.monotonic()
             self.timers.run(now_s)
             self.runner.start_awaiting(now_s)

@@ -5,8 +5,7 @@ Nothing here blocks and there are no threads. A `Child` lives on the selector an
     child = spawn(environment, modules, settings)
     child.register(selector, on_event, timers.at)
     while True:
-        for key, mask in selector.select(timers.wait_s(...)):
-            key.data(mask)              # each descriptor is registered with a call as its data
+        turn(selector, timers.wait_s(...))      # each descriptor is registered with a call as its data
         timers.run(time.monotonic())
 
 and calls ``on_event(child, event)`` from there. What comes, in this order (`events` says what each holds)::
