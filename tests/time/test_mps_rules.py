@@ -33,6 +33,7 @@ def ended(name: str, sort: Sort = Sort.OWN, *, objective: str = "a", at_s: float
         ("CUDA error: the remote procedural call between the MPS server and the MPS client failed", Sort.SHARED),
         ("CUDA error: MPS client failed to connect to the MPS control daemon or the MPS server", Sort.SHARED),
         ("cudaErrorMpsRpcFailure", Sort.SHARED),
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", Sort.REFUSED),
         ("CUDA error: device-side assert triggered", Sort.NONE),  # measured: the neighbour goes on
         ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa, ...)`", Sort.VAGUE),
         ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR", Sort.VAGUE),
@@ -164,3 +165,25 @@ def test_when_the_daemon_ended_nobody_is_to_blame():
     judgement = made.judge([ended("a/1", Sort.SHARED), ended("b/2", Sort.SHARED, objective="b")], {})
     assert judgement.victims == ("a/1", "b/2") and judgement.culprit is None
     assert made.why_outside("a", alone=False) == ""
+
+
+def test_who_came_while_the_server_ended_after_a_fault_is_a_victim_of_it():
+    """Seen on a card: four clients met the fault, and two that came in that moment were told that the card is busy."""
+    found = rules().judge([ended("a/5", Sort.REFUSED), ended("a/1"), ended("a/2"), ended("a/3", Sort.REFUSED)], {})
+    assert set(found.victims) == {"a/1", "a/2", "a/3", "a/5"} and found.culprit is None and found.shared
+
+
+def test_who_is_not_let_in_is_tried_again_and_nobody_else_is_ended():
+    found = rules().judge([ended("a/1", Sort.REFUSED)], {"b/1": "b"})
+    assert found.victims == ("a/1",) and found.culprit is None and not found.shared
+    assert found.text == "MPS did not let a/1 in"
+
+
+def test_a_card_that_lets_nobody_in_is_used_without_mps():
+    made = rules()
+    for at_s in (0.0, 700.0, 800.0):
+        made.judge([ended("a/1", Sort.REFUSED, at_s=at_s)], {})
+    assert not made.refusal, "two of them within ten minutes"
+    found = made.judge([ended("a/1", Sort.REFUSED, at_s=900.0)], {})
+    assert found.victims == ("a/1",) and "not used on this card any more" in found.text
+    assert made.why_outside("a", alone=False) == "it did not let clients in, 3 times within 10 minutes"

@@ -20,6 +20,9 @@ WINDOW_S = 3.0
 _LATE_S = 120.0
 #: So often an objective may be one of several suspects.
 _SUSPICIONS = 2
+#: A card that lets no client in, though none has met a fault, so often within this time is used without MPS.
+_MOST_REFUSALS = 3
+_REFUSALS_S = 600.0
 
 #: The client itself did what the hardware forbids, or was told so because another did.
 _OWN = re.compile(
@@ -32,6 +35,10 @@ _SHARED = re.compile(
     r"MPS (server|client|control)|mps_(rpc|client|server|connection)|MpsRpc|MpsClient|MpsServer|MpsConnection"
     r"|remote procedural call",
     re.IGNORECASE,
+)
+#: MPS did not let the client in: a server that ends after a fault tells those that come meanwhile that the card is busy.
+_REFUSED = re.compile(
+    r"busy or unavailable|cudaErrorDevices?Unavailable|CUDA_ERROR_DEVICE_UNAVAILABLE", re.IGNORECASE
 )
 
 
@@ -52,12 +59,15 @@ class Sort(StrEnum):
     VAGUE = "vague"  #: an error of the card's that is a fault only if others meet one at the same time
     OWN = "own"  #: a fault that may be its own
     SHARED = "shared"  #: MPS was taken from it: by somebody else's fault, or because the daemon ended
+    REFUSED = "refused"  #: MPS did not let it in; those that are in go on
 
 
 def sort_of(text: str, crash_signal: int | None) -> Sort:
     """Sort a trial's end by its error's text; a crash may be the same fault, met in a library that aborts."""
     if _SHARED.search(text):
         return Sort.SHARED
+    if _REFUSED.search(text):
+        return Sort.REFUSED
     if _OWN.search(text) or crash_signal in (6, 7, 11):
         return Sort.OWN
     return Sort.VAGUE if _VAGUE.search(text) and not _PLAIN.search(text) else Sort.NONE
@@ -90,10 +100,12 @@ class Judgement:
     leaves: tuple[str, ...]  #: objectives that run outside for good
     suspects: tuple[str, ...]  #: objectives that must show a canary again
     text: str
+    ends_all: bool = True  #: with victims: whoever runs is one of them
 
     @property
     def shared(self) -> bool:
-        return bool(self.victims)
+        """Say whether all that run are harmed."""
+        return self.ends_all and bool(self.victims)
 
 
 class MpsRules:
@@ -110,6 +122,7 @@ class MpsRules:
         self._reasons: dict[str, str] = {}
         self._suspicions: dict[str, int] = {}
         self._witnesses: dict[str, Ended] = {}  #: trials that ran on when another met a fault, and that fault
+        self._refused_s: list[float] = []  #: when trials were not let in though nobody had met a fault
         self.refusal = ""  #: why nothing runs under MPS on this card
         if mode == "auto" and budget_bytes > MOST_BUDGET * total_bytes:
             share = 100 * budget_bytes / total_bytes
@@ -160,6 +173,8 @@ class MpsRules:
         faults = _weighed([self._as_late(item) for item in ended])
         if faults[0].sort is Sort.VAGUE:
             return Judgement((), faults[0].name, (), (), f"an error of {faults[0].name} alone, and no fault")
+        if all(item.sort is Sort.REFUSED for item in faults):
+            return self._not_let_in(faults)
         own = [item for item in faults if item.sort is Sort.OWN]
         if len(faults) == 1 and own:
             # One that was busy elsewhere meets the fault only at its next call to the card.
@@ -169,7 +184,7 @@ class MpsRules:
         late = {item.name: self._witnesses.pop(item.name) for item in faults if item.name in self._witnesses}
         if late and not own:
             return self._late(late, still_running)
-        victims = [item.name for item in faults if item.sort is Sort.SHARED] + list(still_running)
+        victims = [item.name for item in faults if item.sort in (Sort.SHARED, Sort.REFUSED)] + list(still_running)
         if not own:
             return Judgement(tuple(victims), None, (), (), "MPS ended under its clients, by no trial's fault")
         if len(own) == 1:
@@ -178,6 +193,18 @@ class MpsRules:
             self._put_out(culprit.objective, text)
             return Judgement(tuple(victims), culprit.name, (culprit.objective,), (), text)
         return self._several(own, victims)
+
+    def _not_let_in(self, refused: list[Ended]) -> Judgement:
+        """Have them tried again; a card that goes on to let nobody in is used without MPS."""
+        now_s = refused[-1].at_s
+        recent = [at_s for at_s in self._refused_s if now_s - at_s <= _REFUSALS_S]
+        self._refused_s = [*recent, now_s]
+        names = tuple(item.name for item in refused)
+        text = f"MPS did not let {', '.join(names)} in"
+        if len(self._refused_s) >= _MOST_REFUSALS:
+            self.refusal = f"it did not let clients in, {len(self._refused_s)} times within {_REFUSALS_S / 60:g} minutes"
+            text = f"{text}; it is not used on this card any more"
+        return Judgement(names, None, (), (), text, ends_all=False)
 
     def _as_late(self, item: Ended) -> Ended:
         """Take a fault of a trial that was there at an earlier fault for that one's."""

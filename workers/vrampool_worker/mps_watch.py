@@ -184,7 +184,9 @@ class MpsWatch:
         held, self._held = self._held, []
         running = {item.label: _objective(item) for item in self._clients.values() if item.stage is Stage.RUNNING}
         judgement = self._rules.judge([ended for _, ended in held], running)
-        (_log.warning if judgement.shared else _log.info)("MPS: %s", judgement.text)
+        (_log.warning if judgement.victims else _log.info)("MPS: %s", judgement.text)
+        if self._ready and self._rules.refusal:
+            self._give_up(self._rules.refusal)
         for attempt, ended in held:
             if ended.name in judgement.victims:
                 attempt.ending = Ending(EndKind.PREEMPTED, judgement.text)
