@@ -146,7 +146,9 @@ def _has_news_of_room(record: WorkerRecord, before: WorkerRecord | None) -> bool
         return False
     if before is None or before.state != "ready" or len(record.running) < len(before.running):
         return True
-    if len(before.running) < len(record.running) < record.slots and record.open_bytes > 0:
+    known = {(trial.study, trial.number) for trial in before.running}
+    taken = any((trial.study, trial.number) not in known for trial in record.running)  # or as many may have ended too
+    if taken and len(record.running) < record.slots and record.open_bytes > 0:
         return True
     return record.slots > before.slots or record.open_bytes - before.open_bytes > record.budget_bytes * _WAVER
 
