@@ -9,11 +9,11 @@ import threading
 import time
 
 import pytest
-from support.valkey import SIGNER, until
+from support.valkey import SIGNER, ticket, until
 
 from vrampool.errors import MessageError
 from vrampool.local.embedded import EmbeddedValkey
-from vrampool.queueing import Events, connect
+from vrampool.queueing import Events, JobQueue, Offer, begin, connect, finish, take
 from vrampool.queueing.names import Names
 from vrampool.signing import Signer
 
@@ -51,6 +51,16 @@ def test_a_subscription_can_be_watched_by_a_selector(events):
         assert select.select([listener], [], [], 20)[0] == [listener]
         assert listener.read() == [{"kind": "poke"}]
         assert select.select([listener], [], [], 0)[0] == [] and listener.read() == []
+
+
+def test_a_worker_hears_what_concerns_everybody_and_no_news(events):
+    with events.subscribe("w1") as worker, events.subscribe() as watcher:
+        events.tell({"kind": "news"})
+        events.publish({"kind": "for all"})
+        assert worker.wait(20) == [{"kind": "for all"}]
+        heard = []
+        until(lambda: heard.extend(watcher.wait(1)) or len(heard) == 2)
+    assert heard == [{"kind": "news"}, {"kind": "for all"}]
 
 
 def test_nobody_hears_another_pool(events, connection, pool):
@@ -139,6 +149,34 @@ def test_what_nobody_reads_is_bounded(events, monkeypatch):
             events.publish({"number": number})
         until(lambda: listener._events and listener._events[-1] == {"number": 49})
         assert listener.read() == [{"number": number} for number in range(40, 50)]
+
+
+@pytest.fixture
+def older_user(connection, valkey):
+    """A connection of a user who may use one channel only, as `deploy/redis/users.acl` once had it; and its name."""
+    connection.execute_command("ACL", "SETUSER", "older", "on", ">pw", "~*", "+@all", "resetchannels", "&*:events")
+    client = connect(valkey.replace("unix://", "unix://older:pw@"), role="test")
+    yield client
+    client.close()
+    connection.execute_command("ACL", "DELUSER", "older")
+
+
+def test_a_user_without_the_newer_channels_hears_what_concerns_everybody(events, older_user, pool, caplog):
+    with Events(older_user, pool).subscribe("w1") as listener:
+        events.publish({"kind": "for all"})
+        assert listener.wait(20) == [{"kind": "for all"}]
+    assert "is not heard" in caplog.text
+
+
+def test_a_call_that_may_not_be_sent_stops_nothing(older_user, connection, pool):
+    """It is a hint: the trial is in the list, and workers look by themselves."""
+    queue = JobQueue(older_user, pool, SIGNER)
+    assert queue.enqueue([ticket(pool, 1)], workers=["w1"]) == ["sub1-1"]
+    queue.call(["w1"])
+    taken = take(older_user, pool, Offer("w1", "L1", 2_000, True, 60_000))
+    execution = begin(older_user, pool, taken.job_id, "w1", 60)
+    assert finish(older_user, pool, taken.job_id, "w1", execution, "finished") is True
+    assert not connection.exists(Names(pool).live(taken.job_id))
 
 
 def test_a_hint_that_nobody_can_hear_is_no_failure(tmp_path, pool):

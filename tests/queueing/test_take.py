@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import zlib
+from contextlib import ExitStack
 
 import pytest
 from support.valkey import SIGNER, ticket, until
@@ -18,6 +19,7 @@ from vrampool.queueing import (
     begin,
     connect,
     discard,
+    finish,
     open_taken,
     put_back,
     take,
@@ -270,12 +272,37 @@ def test_enqueue_and_put_back_wake_who_listens(queue, connection, pool):
         assert events.wait(10)[0] == {"kind": "put_back"}
 
 
-def test_those_who_are_called_are_named(queue, connection, pool):
-    with Events(connection, pool).subscribe() as events:
+def test_who_is_called_hears_it_and_nobody_else(queue, connection, pool):
+    """Each listener costs Redis some work for each event: with 1 000 workers more than all else that a trial costs."""
+    events = Events(connection, pool)
+    names = ("w1", "w2", "w3")
+    with ExitStack() as stack:
+        workers = {name: stack.enter_context(events.subscribe(name)) for name in names}
+        heard = workers | {"": stack.enter_context(events.subscribe())}
         queue.enqueue([ticket(pool, 1)], workers=["w1"])
-        assert events.wait(10)[0] == {"kind": "enqueued", "workers": ["w1"]}
+        queue.enqueue([ticket(pool, 2)], workers=[])
         queue.call(["w2", "w3"])
-        assert events.wait(10)[0] == {"kind": "enqueued", "workers": ["w2", "w3"]}
+        queue.enqueue([ticket(pool, 3)])
+        events.publish({"kind": "last"})
+        found = {name: kinds_until_last(listener) for name, listener in heard.items()}
+    assert found == {name: ["enqueued", "enqueued", "last"] for name in names} | {"": ["enqueued", "last"]}
+
+
+def test_workers_do_not_hear_that_a_trial_ended(queue, connection, pool):
+    events = Events(connection, pool)
+    with events.subscribe("w1") as worker, events.subscribe() as watcher:
+        queue.enqueue([ticket(pool, 1)], workers=["w1"])
+        taken = take(connection, pool, offer("L1", "w1"))
+        finish(connection, pool, taken.job_id, "w1", begin(connection, pool, taken.job_id, "w1", 60), "finished")
+        events.publish({"kind": "last"})
+        assert kinds_until_last(worker) == ["enqueued", "last"]
+        assert kinds_until_last(watcher) == ["told", "last"]
+
+
+def kinds_until_last(listener: Subscription) -> list[str]:
+    kinds: list[str] = []
+    until(lambda: kinds.extend(event["kind"] for event in listener.wait(1)) or "last" in kinds, what="the last event")
+    return kinds
 
 
 # ---- what is taken is checked ----------------------------------------------------------------------

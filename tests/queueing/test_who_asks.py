@@ -1,4 +1,4 @@
-"""Which events make a worker ask the queue: in a large pool each of them is heard by hundreds that have room."""
+"""Which events make a worker ask the queue: what concerns everybody is heard by hundreds that have room."""
 
 from __future__ import annotations
 
@@ -39,19 +39,6 @@ def test_a_worker_does_not_ask_because_a_trial_ended_or_left_room_elsewhere(hear
     assert heard({"kind": "told"}) == 0
     assert heard({"kind": "room"}) == 0
     assert heard() == 0
-
-
-def test_it_asks_when_it_is_called_and_not_when_others_are(heard):
-    assert heard({"kind": "enqueued", "workers": ["w7", "w0"]}) == 1
-    assert heard({"kind": "enqueued", "workers": ["w7"]}) == 0
-    assert heard({"kind": "enqueued", "workers": []}) == 0
-    assert heard({"kind": "enqueued", "workers": ["w7"]}, {"kind": "enqueued", "workers": ["w0"]}) == 1
-
-
-def test_a_list_of_names_means_something_only_where_trials_are_called_out(heard):
-    """Whoever may publish may send anything: then it asks, which costs little."""
-    assert heard({"kind": "given_back", "workers": ["w7"]}) == 1
-    assert heard({"kind": "enqueued", "workers": "w7"}) == 1
 
 
 def test_it_asks_once_for_all_that_it_heard_together(heard):

@@ -100,10 +100,12 @@ def test_keys_and_channels_of_others_are_refused(server: TcpValkey, role: str):
         if role not in READERS:
             assert refused(server, role, "SET", key, "1")
             assert refused(server, role, "DEL", key)
-    for channel in ("else", "vrampool:other:events", "rq:pubsub:somebody"):
+    for channel in ("else", "vrampool:other:events", "vrampool:other:news", "rq:pubsub:somebody"):
         answer = refused(server, role, "SUBSCRIBE", channel)
         assert answer or (role == "worker" and channel.startswith("rq:"))
-    assert not refused(server, role, "SUBSCRIBE", NAMES.events)
+    own = NAMES.calls("w1") if role == "worker" else NAMES.news
+    assert not refused(server, role, "SUBSCRIBE", NAMES.events, own)
+    assert refused(server, role, "SUBSCRIBE", NAMES.calls("w1")) is (role in READERS)
 
 
 def test_a_worker_cannot_make_itself_the_leader(server: TcpValkey):
@@ -130,6 +132,8 @@ def test_only_those_who_act_may_publish(server: TcpValkey):
     """`drain` and `pause` are signed besides; a viewer cannot even wake anybody."""
     for role in ("coordinator", "worker", "client"):
         assert not refused(server, role, "PUBLISH", NAMES.events, "x")
+        assert not refused(server, role, "PUBLISH", NAMES.news, "x")
+    assert not refused(server, "coordinator", "PUBLISH", NAMES.calls("w1"), "x")
     assert refused(server, "viewer", "PUBLISH", NAMES.events, "x")
     assert refused(server, "client", "PUBLISH", "rq:pubsub:somebody", "x")
     assert refused(server, "client", "DEL", NAMES.waiting) and not refused(

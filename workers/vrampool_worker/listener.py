@@ -63,7 +63,7 @@ class Listener:
             self._loop.audit.look()
         if any(str(event.get("state")) in FINAL_STATES for event in found):
             self._loop.checkpoints.sweep()
-        if any(calls(event, self._loop.name) for event in found):
+        if any(calls(event) for event in found):
             self._loop.wake()
 
     def _obey(self, message: dict[str, Any]) -> None:
@@ -91,7 +91,7 @@ class Listener:
         _log.info("%s: %s", command, reason)
         self._show()
         done = {"kind": "obeyed", "id": message.get("id"), "worker": self._loop.name}
-        self._loop.queue_lane.submit(lambda: self._loop.port.tell(done), lambda _result, _error: None)
+        self._loop.queue_lane.submit(lambda: self._loop.port.answer(done), lambda _result, _error: None)
 
     # ---- about every second ----------------------------------------------------------------------------
 

@@ -126,3 +126,7 @@ class QueuePort:
     def tell(self, event: dict[str, Any]) -> None:
         """Tell everybody who listens."""
         self._events.publish(event)
+
+    def answer(self, event: dict[str, Any]) -> None:
+        """Tell those who watch the pool: one of them has asked for something."""
+        self._events.tell(event)

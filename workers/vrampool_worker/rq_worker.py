@@ -97,7 +97,7 @@ class GpuWorker(BaseWorker):  # type: ignore[misc, unused-ignore]
             self.bootstrap(logging_level or "WARNING")
             stack.callback(self.teardown)
             self._install_signal_handlers()
-            events = Events(twin(self.connection), settings.pool, signer).subscribe()
+            events = Events(twin(self.connection), settings.pool, signer).subscribe(self.name)
             listener = Listener(loop, stack.enter_context(events), self._beat)
             stack.callback(listener.close)
             listener.start()

@@ -368,4 +368,4 @@ class Coordinator:
             if fail_lost(self._storage, trial._trial_id, reason):
                 _log.warning("trial %s is lost: %s", job_id, reason)
                 self._queue.cancel([job_id])  # or its job would wait for RQ's own clean-up
-                self._events.publish({"lost": job_id})
+                self._events.tell({"lost": job_id})

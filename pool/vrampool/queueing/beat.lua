@@ -2,7 +2,7 @@
 --
 -- KEYS  1 record  2 sorted set of workers  3 budgets  4 when each device was seen
 -- ARGV  1 name  2 the record  3 ms it lives  4 device id  5 what a trial can get of it, in bytes; 0: not known yet  6 ms a budget is kept
---       7 channel of events  8 what is told there, that there is room now; empty: nothing
+--       7 channel of news  8 what is told there, that there is room now; empty: nothing
 local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
@@ -17,5 +17,5 @@ for _, device in ipairs(redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', old)) do
   redis.call('ZREM', KEYS[4], device)
   redis.call('HDEL', KEYS[3], device)
 end
-if ARGV[8] ~= '' then redis.call('PUBLISH', ARGV[7], ARGV[8]) end
+if ARGV[8] ~= '' then redis.pcall('PUBLISH', ARGV[7], ARGV[8]) end -- a hint, so it never fails
 for index = 2, 4 do redis.call('PEXPIRE', KEYS[index], ARGV[6]) end

@@ -1,7 +1,8 @@
 -- Puts jobs into the waiting list, each at most once, if the caller leads the pool.
 --
 -- KEYS  1 waiting list  2 intermediate list  3 leader  4 RQ's set of queues  5 started  6 finished  7 failed registry
--- ARGV  1 epoch of the caller, '' for a pool without a leader  2 'front' or 'back'  3 channel  4 message
+-- ARGV  1 epoch of the caller, '' for a pool without a leader  2 'front' or 'back'
+--       3 channels on which workers are called, one a line  4 message
 --       5.. prefixes: job, liveness, executions of a job, execution, results
 --       10 number of jobs; then for each: id, number of words, field, value, field, value ...
 -- Returns -1 when somebody else leads, else the ids that were put into the list.
@@ -81,5 +82,8 @@ for index = from, to, step do
     put[#put + 1] = job.id
   end
 end
-if #put > 0 then redis.call('PUBLISH', ARGV[3], ARGV[4]) end
+if #put > 0 then
+  -- A call is a hint, so it never fails: a user of an older ACL file may not have the channel.
+  for channel in string.gmatch(ARGV[3], '[^\n]+') do redis.pcall('PUBLISH', channel, ARGV[4]) end
+end
 return put

@@ -2,6 +2,10 @@
 
 A hint says no more than "look again": it may get lost, and whoever may publish may forge it, so every listener also
 looks by itself from time to time. A command ("drain", "pause") is signed with the pool's secret and dated.
+
+There are three kinds of channel, as Redis works for each listener (docs/scale.md): one for what concerns everybody;
+one for news that a large pool makes all the time and that no worker needs, for the coordinator and for clients; and
+one for each worker, on which it is called to trials.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import redis
+from redis.exceptions import NoPermissionError
 
 from vrampool.errors import MessageError
 from vrampool.queueing.connection import TransientRedisError, talks_to_redis
@@ -35,36 +40,28 @@ BACKLOG = 4_096
 RECONNECTED = "reconnected"
 #: The event that tells of room on a device. It is for the coordinator; workers have no use for it.
 ROOM = "room"
-#: The event that calls workers to trials that wait. Only the coordinator sends it.
+#: The event that calls workers to trials that wait. Only the coordinator sends it, to all of them or to each by name.
 ENQUEUED = "enqueued"
 _SUBSCRIBE_WAIT_S = 2.0
 _LOOK_S = 0.5
 
 
-def hint(kind: str, workers: Sequence[str] | None = None) -> str:
-    """Return the message of a hint, for a script that publishes it.
-
-    Args:
-        kind: What changed.
-        workers: Whom it concerns, by name (`calls`); None: everybody.
-    """
-    return json.dumps({"kind": kind} if workers is None else {"kind": kind, "workers": list(workers)})
+def hint(kind: str) -> str:
+    """Return the message of a hint that something of this kind changed, for a script that publishes it."""
+    return json.dumps({"kind": kind})
 
 
-def calls(event: dict[str, Any], worker: str) -> bool:
-    """Return whether an event is a reason for a worker to ask for a trial.
+def calls(event: dict[str, Any]) -> bool:
+    """Return whether an event that a worker heard is a reason to ask for a trial.
 
     That a trial ended, or left room, makes none of those that wait fit elsewhere: in a large pool that happens all the
-    time. And a trial is called out to the one that has room for it, or hundreds would ask for each.
+    time. It is news, which workers do not hear; whoever may publish may send it to them all the same.
     """
-    if event.get("kind") in ("told", ROOM):
-        return False
-    called = event.get("workers")
-    return event.get("kind") != ENQUEUED or not isinstance(called, list) or worker in called
+    return event.get("kind") not in ("told", ROOM)
 
 
 class Events:
-    """One pool's channel.
+    """One pool's channels.
 
     Args:
         connection: Redis. A subscription takes a connection of its own from its pool of connections.
@@ -74,7 +71,7 @@ class Events:
 
     def __init__(self, connection: redis.Redis, pool: str, signer: Signer | None = None) -> None:
         self._connection = connection
-        self._channel = Names(pool).events
+        self._names = Names(pool)
         self._signer = signer
 
     def publish(self, fields: dict[str, Any]) -> None:
@@ -83,14 +80,21 @@ class Events:
         What changed is in the storage, and those who need to know look by themselves: for whoever changed it a hint
         that got lost is no failure.
         """
+        self._send(self._names.events, fields)
+
+    def tell(self, fields: dict[str, Any]) -> None:
+        """Tell those who watch the pool, the coordinator and clients, but no worker; else as `publish`."""
+        self._send(self._names.news, fields)
+
+    def _send(self, channel: str, fields: dict[str, Any]) -> None:
         try:
-            self._publish(json.dumps(fields, separators=(",", ":")))
+            self._publish(channel, json.dumps(fields, separators=(",", ":")))
         except TransientRedisError as error:
             _log.debug("a hint got lost: %s", error)
 
     @talks_to_redis
-    def _publish(self, message: str) -> None:
-        self._connection.publish(self._channel, message)
+    def _publish(self, channel: str, message: str) -> None:
+        self._connection.publish(channel, message)
 
     def poke(self) -> None:
         """Wake everybody who waits. Round trips: 1."""
@@ -108,22 +112,28 @@ class Events:
             raise MessageError("a command needs the pool's secret: give --secret-file or VRAMPOOL_SECRET")
         seconds, micros = self._connection.time()
         message = {**fields, "command": command, "at": seconds + micros / 1e6}
-        return int(self._connection.publish(self._channel, self._signer.sign_json(_PURPOSE_COMMAND, message)))
+        return int(self._connection.publish(self._names.events, self._signer.sign_json(_PURPOSE_COMMAND, message)))
 
-    def subscribe(self) -> Subscription:
-        """Listen from now on. It never raises: a subscription outlives any absence of Redis."""
-        return Subscription(self._connection, self._channel, self._signer)
+    def subscribe(self, worker: str | None = None) -> Subscription:
+        """Listen from now on. It never raises: a subscription outlives any absence of Redis.
+
+        Args:
+            worker: Its name, for a worker: it hears what concerns everybody, and its own calls. None: all the news
+                besides, and no calls.
+        """
+        own = self._names.news if worker is None else self._names.calls(worker)
+        return Subscription(self._connection, (self._names.events, own), self._signer)
 
 
 class Subscription:
-    """What arrived on a channel, read by a thread of its own: a main loop never waits for Redis.
+    """What arrived on some channels, read by a thread of its own: a main loop never waits for Redis.
 
     `fileno` is readable while events wait and stays the same over reconnections. Use it as a context manager.
     """
 
-    def __init__(self, connection: redis.Redis, channel: str, signer: Signer | None) -> None:
+    def __init__(self, connection: redis.Redis, channels: Sequence[str], signer: Signer | None) -> None:
         self._connection = connection
-        self._channel = channel
+        self._channels = tuple(channels)  #: the first one is for everybody
         self._signer = signer
         self._events: deque[dict[str, Any]] = deque(maxlen=BACKLOG)
         self._lock = threading.Lock()
@@ -182,11 +192,14 @@ class Subscription:
             while not self._closing.is_set():
                 try:
                     if not pubsub.subscribed:
-                        pubsub.subscribe(self._channel)
+                        pubsub.subscribe(*self._channels)
                     message = pubsub.get_message(timeout=_LOOK_S)
                     if message is not None:
                         self._receive(message)
                     pause_s = 0.1
+                except NoPermissionError as error:
+                    pubsub.close()
+                    pubsub = self._without_own(error)
                 except Exception as error:  # Redis is away, or the owner closed the connection under us: it goes on
                     if not self._closing.is_set():
                         _log.debug("events: %s; again in %.1f s", error, pause_s)
@@ -196,8 +209,19 @@ class Subscription:
             with contextlib.suppress(Exception):  # the pool of connections may be closed already
                 pubsub.close()
 
+    def _without_own(self, error: NoPermissionError) -> Any:
+        """Go on with what concerns everybody: a user of an older `deploy/redis/users.acl` may not have the others."""
+        if len(self._channels) > 1:
+            _log.warning("what concerns this process alone is not heard, so it starts later: %s", error)
+            self._channels = self._channels[:1]
+        else:
+            self._closing.wait(2.0)
+        return self._connection.pubsub()  # type: ignore[no-untyped-call]
+
     def _receive(self, message: dict[str, Any]) -> None:
         if message["type"] == "subscribe":
+            if message["data"] < len(self._channels):
+                return  # the others follow
             seconds, micros = self._connection.time()
             self._server_minus_monotonic_s = seconds + micros / 1e6 - time.monotonic()
             if self._subscribed.is_set():

@@ -189,7 +189,7 @@ def finish(
     counter = "successful_job_count" if finished else "failed_job_count"
     steps.add("k", lambda pipe: pipe.hincrby(worker_key, counter, 1))
     steps.add("k", lambda pipe: pipe.hincrbyfloat(worker_key, "total_working_time", run_s))
-    steps.add("", lambda pipe: pipe.publish(names.events, hint("told")))  # the coordinator and whoever waits look again
+    steps.add("", lambda pipe: pipe.publish(names.news, hint("told")))  # the coordinator and whoever waits look again
     return trial.run(connection, steps, mark=execution_id)
 
 

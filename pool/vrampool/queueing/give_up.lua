@@ -19,5 +19,5 @@ if ARGV[4] ~= '' then
   redis.call('HSET', KEYS[3], 'refused_by', refused_by and refused_by .. ',' .. ARGV[4] or ARGV[4])
 end
 redis.call(ARGV[3] == 'front' and 'LPUSH' or 'RPUSH', KEYS[1], ARGV[1])
-redis.call('PUBLISH', ARGV[5], ARGV[6])
+redis.pcall('PUBLISH', ARGV[5], ARGV[6])
 return 1

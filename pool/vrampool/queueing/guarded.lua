@@ -18,7 +18,8 @@ while at <= #ARGV do
   if (ours or not string.find(conditions, 'o', 1, true))
       and (whole or not string.find(conditions, 'j', 1, true))
       and (not string.find(conditions, 'k', 1, true) or redis.call('EXISTS', ARGV[first + 1]) == 1) then
-    redis.call(unpack(ARGV, first, first + words - 1))
+    local call = ARGV[first] == 'PUBLISH' and redis.pcall or redis.call -- a hint never fails
+    call(unpack(ARGV, first, first + words - 1))
   end
   at = first + words
 end

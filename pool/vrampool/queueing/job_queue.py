@@ -127,8 +127,8 @@ class JobQueue:
         args: list[Word] = [
             "" if self._epoch is None else self._epoch,
             "front" if front else "back",
-            names.events,
-            hint(ENQUEUED, workers),
+            "\n".join([names.events] if workers is None else map(names.calls, workers)),
+            hint(ENQUEUED),
             names.job_prefix,
             names.live_prefix,
             names.executions_prefix,
@@ -169,7 +169,10 @@ class JobQueue:
     @talks_to_redis
     def call(self, workers: Sequence[str]) -> None:
         """Call workers, by name, to what waits already. Round trips: 1."""
-        self._connection.publish(self._names.events, hint(ENQUEUED, workers))
+        with self._connection.pipeline(transaction=False) as pipeline:
+            for worker in workers:
+                pipeline.publish(self._names.calls(worker), hint(ENQUEUED))
+            pipeline.execute(raise_on_error=False)  # a hint that got lost is no failure
 
     @talks_to_redis
     def cancel(self, job_ids: Iterable[str]) -> list[str]:

@@ -40,7 +40,9 @@ class Names:
         self.budgets = own + "budgets"  #: hash: device id -> bytes it may hold
         self.budgets_seen = own + "budgets:seen"  #: sorted set: device ids by when they were last there
         self.earmarks = own + "earmarks"  #: hash: worker -> since when its device is kept free for which job
-        self.events = own + "events"  #: channel
+        self.events = own + "events"  #: channel of what concerns everybody
+        self.news = own + "news"  #: channel of what workers have no use for: trials that ended, room on devices
+        self.calls_prefix = own + "calls:"  #: + worker's name: channel on which it alone is called to trials that wait
         self.demand = own + "demand"  #: list as long as there are trials to run; for autoscalers
         self.samples_prefix = own + "samples:"  #: + device id: ring of samples
         self.releases = own + "releases"  #: ring of releases
@@ -63,3 +65,6 @@ class Names:
 
     def live(self, job_id: str) -> str:
         return self.live_prefix + job_id
+
+    def calls(self, worker: str) -> str:
+        return self.calls_prefix + worker

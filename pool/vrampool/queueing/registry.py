@@ -179,7 +179,7 @@ class Registry:
         largest_bytes = record.budget_bytes if record.grantable_bytes is None else record.grantable_bytes
         more = hint(ROOM) if _has_news_of_room(record, self._told) else ""
         args: list[Word] = [record.name, body, ttl_ms, _place(record), largest_bytes, BUDGET_KEPT_S * 1000]
-        run_script(self._connection, "beat", keys, [*args, names.events, more])
+        run_script(self._connection, "beat", keys, [*args, names.news, more])
         self._told = record
         return bool(more)
 

@@ -41,7 +41,7 @@ local function take(id)
   redis.call('HSET', key, 'lease', offer.lease_id)
   redis.call('SET', live_prefix .. id, offer.worker, 'PX', offer.ttl_ms)
   redis.call('SET', KEYS[3], id, 'PX', ARGV[7])
-  if unmark(id) then redis.call('PUBLISH', ARGV[8], ARGV[9]) end
+  if unmark(id) then redis.pcall('PUBLISH', ARGV[8], ARGV[9]) end
   return answer(id)
 end
 
