@@ -274,13 +274,40 @@ def test_a_folder_that_cannot_be_made_or_quoted_is_told(tmp_path):
         EmbeddedValkey(tmp_path / 'a"b')
 
 
-def test_a_server_that_does_not_come_up_shows_the_end_of_its_log(server):
-    server.start()
-    server.stop()
-    (server.home / "appendonlydir" / "appendonly.aof.manifest").write_text("not a manifest\n")
-    with pytest.raises(UnreachableError, match=r"ended with 1.*manifest"):
+def told(server: EmbeddedValkey) -> list[str]:
+    """Return the lines that say why it does not start."""
+    with pytest.raises(UnreachableError) as caught:
         server.start()
     assert server.pid is None
+    return str(caught.value).splitlines()
+
+
+def test_a_server_that_does_not_come_up_says_what_is_wrong_and_what_helps_in_two_lines(server):
+    server.start()
+    server.stop()
+    manifest = server.home / "appendonlydir" / "appendonly.aof.manifest"
+    kept = manifest.read_text()
+    manifest.write_text("not a manifest\n")
+    wrong, remedy = told(server)
+    assert wrong == "the embedded Valkey did not start: Invalid AOF manifest file format"
+    assert f"remove {manifest.parent}:" in remedy and remedy.endswith(f"its log is {server.log}")
+    manifest.write_text(kept)
+    assert server.start().running()
+
+
+def test_what_is_told_is_of_this_start_and_from_whoever_said_it(server, monkeypatch, tmp_path):
+    """The linker, the watcher or the server itself; a start before this one had other troubles."""
+    monkeypatch.setattr(embedded, "server_binary", lambda: tmp_path / "absent")
+    wrong, remedy = told(server)
+    assert wrong.startswith(f"the embedded Valkey did not start: cannot run {tmp_path / 'absent'}: ")
+    assert "--redis URL" in remedy
+    program = tmp_path / "broken"
+    program.write_text("#!/bin/sh\necho cannot load libfoo.so >&2\nexit 127\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(embedded, "server_binary", lambda: program)
+    assert told(server)[0] == "the embedded Valkey did not start: cannot load libfoo.so"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    assert told(server)[0] == "the embedded Valkey did not start: it said nothing"
 
 
 def test_without_any_server_program_the_text_says_what_to_install(monkeypatch):

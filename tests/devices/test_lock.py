@@ -9,6 +9,7 @@ import sys
 import uuid
 
 import pytest
+from support.disks import fill, small_disks
 
 from vrampool.errors import DeviceConflictError
 from vrampool_worker.devices import device_lock
@@ -107,3 +108,18 @@ def test_others_may_read_the_file_and_not_write_it(tmp_path):
         (path,) = tmp_path.iterdir()
         assert stat.S_IMODE(path.stat().st_mode) & 0o022 == 0
         assert os.access(path, os.R_OK)
+
+
+def test_a_full_disk_holds_nobody_up(tmp_path):
+    """Only the text in the file is missing then: who holds it."""
+    with small_disks(tmp_path) as mount:
+        disk = mount("1m")
+        with device_lock("cpu", share=False, folder=disk):
+            (disk / "vrampool-cpu.lock").write_text("")  # as it was made, before anybody signed it
+        fill(disk)
+        with (
+            device_lock("cpu", share=False, folder=disk),
+            pytest.raises(DeviceConflictError, match="another worker;"),
+            device_lock("cpu", share=False, folder=disk),
+        ):
+            pass

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from hosts.lasting import all_ran_once, runs_one
 from hosts.many import ManyHosts
 from optuna.trial import TrialState
 from recovery.hardy import HardyPool
+from support.disks import fill, small_disks
 from support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -32,37 +31,8 @@ exec "$@"
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Mount small disks."""
-    made: list[Path] = []
-
-    def mount(size: str) -> Path:
-        folder = tmp_path / f"disk{len(made)}"
-        folder.mkdir()
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={size}", "small", str(folder)], capture_output=True, check=False
-        )
-        if done.returncode != 0:
-            pytest.skip(f"no file system can be mounted here: {done.stderr.decode().strip()}")
-        made.append(folder)
-        return folder
-
-    yield mount
-    for folder in made:
-        subprocess.run(["umount", "-l", str(folder)], check=False)
-
-
-def fill(folder: Path) -> Path:
-    """Fill a disk to its last byte; return the file that does."""
-    ballast = folder / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        for size in (1 << 20, 1 << 12, 1):
-            try:
-                while file.write(b"x" * size) == size:
-                    pass
-            except OSError:
-                continue
-    assert shutil.disk_usage(folder).free == 0
-    return ballast
+    with small_disks(tmp_path) as mount:
+        yield mount
 
 
 def test_a_worker_whose_disk_is_full_runs_on_and_tells_every_result(

@@ -7,11 +7,13 @@ started it; what it was told is on disk a second later at most.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import importlib.util
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -37,6 +39,8 @@ LOCK_WAIT_S = 2.0
 START_S = 30.0
 STOP_S = 15.0
 _LOG_LIMIT_BYTES = 1024**2
+#: A line of its log: process and role, date, time, level, text.
+_LOG_LINE = re.compile(r"\d+:[A-Z] .*? \d\d:\d\d:\d\d\.\d+ (?P<level>[.*#-]) (?P<text>.*)")
 _WATCH = Path(__file__).with_name("embedded_watch.py")
 
 
@@ -64,6 +68,7 @@ class EmbeddedValkey:
         self._hold: int | None = None
         self._failures = 0
         self._next_start_s = 0.0
+        self._log_start = 0  #: where in the log the last start begins
 
     @property
     def url(self) -> str:
@@ -85,7 +90,7 @@ class EmbeddedValkey:
         Raises:
             AlreadyRunningError: one runs in this folder: use its `url`.
             SettingsError: no server program, or the folder cannot be written.
-            UnreachableError: it did not come up; the text holds the end of its log.
+            UnreachableError: it did not come up; the text holds what its log says of it, and what helps.
         """
         self.begin()
         self.await_answer()
@@ -103,6 +108,7 @@ class EmbeddedValkey:
         try:
             config = self._write_config()
             _rotate(self.log)
+            self._log_start = self.log.stat().st_size if self.log.exists() else 0
             self.socket.unlink(missing_ok=True)  # left by a server that was killed; the lock says that it is gone
             self._process, self._hold = _spawn(binary, config, lock, self.log)
         except OSError as error:
@@ -114,7 +120,7 @@ class EmbeddedValkey:
         """Wait until the server that was begun answers.
 
         Raises:
-            UnreachableError: it did not come up; the text holds the end of its log.
+            UnreachableError: it did not come up; the text holds what its log says of it, and what helps.
         """
         assert self._process is not None
         deadline = time.monotonic() + START_S
@@ -122,8 +128,11 @@ class EmbeddedValkey:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 code = self._process.poll()
                 self.stop()
-                state = "did not answer in time" if code is None else f"ended with {code}"
-                raise UnreachableError(f"the embedded Valkey in {self.home} {state}: {self._last_words()}")
+                state = f"did not answer within {START_S:.0f} s" if code is None else "did not start"
+                words = self._last_words()
+                raise UnreachableError(
+                    f"the embedded Valkey {state}: {words}\n{self._remedy(words)}; its log is {self.log}"
+                )
             time.sleep(0.003)
 
     def stop(self) -> None:
@@ -221,11 +230,27 @@ class EmbeddedValkey:
             return False
 
     def _last_words(self) -> str:
+        """Return what the server said last of what is wrong: of this start alone, without times and process numbers."""
         try:
-            text = self.log.read_text(errors="replace").strip()
-        except OSError:
-            return f"no log in {self.log}"
-        return " | ".join(text.splitlines()[-5:])[-600:]
+            with self.log.open("rb") as file:
+                file.seek(self._log_start)
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError as error:
+            return f"its log cannot be read: {error.strerror}"
+        said = [(found["level"], found["text"]) for line in lines if (found := _LOG_LINE.fullmatch(line.strip()))]
+        # What is no log line comes before there is a log: from the program, the linker, or the watcher.
+        plain = [line.strip() for line in lines if line.strip() and not _LOG_LINE.fullmatch(line.strip())]
+        warnings = [text for level, text in said if level == "#"]
+        return (warnings or plain or [text for _, text in said] or ["it said nothing"])[-1][-300:]
+
+    def _remedy(self, words: str) -> str:
+        """Say what helps. Its data can be done without: what waits is made again from the study's storage."""
+        if os.strerror(errno.ENOSPC) in words:
+            return f"make room on the disk of {self.home}"
+        if any(word in words for word in ("AOF", "append only", "RDB", "loading the DB")):
+            data = self.home / "appendonlydir"
+            return f"if its data are damaged, remove {data}: studies are elsewhere, and what waits is made again"
+        return "start a Redis yourself and give --redis URL, or choose another folder with --state-dir"
 
 
 def _spawn(binary: Path, config: Path, lock: int, log: Path) -> tuple[subprocess.Popen[bytes], int]:

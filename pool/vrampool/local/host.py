@@ -25,7 +25,7 @@ from vrampool.errors import AlreadyRunningError, DeviceLostError, InputError, Vr
 from vrampool.forking import Process, can_fork, fork
 from vrampool.local import ahead
 from vrampool.local.embedded import EmbeddedValkey
-from vrampool.local.state import PoolRecord, StateDir
+from vrampool.local.state import PoolRecord, StateDir, no_room
 from vrampool.processes import EMBEDDED, RESTARTED, KeptProcess, keep_secrets, process_start_time
 from vrampool.settings import Settings, load_settings
 from vrampool.signing import load_secret
@@ -270,13 +270,26 @@ def main() -> int:
     keep_secrets()
     owned = "--owned" in sys.argv[1:]
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    settings = None
     try:
         settings = load_settings()
         return Host(settings, owned=owned).run()
     except VrampoolError as error:
-        _tell_ready({"ok": False, "error": str(error), "exit_code": error.exit_code, "kind": type(error).__name__})
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        return _tell_error(error)
+    except OSError as error:
+        full = no_room(error, settings.state_dir) if settings is not None else None
+        if full is not None:  # the disk was filled meanwhile, and no log says so
+            return _tell_error(full)
+        _tell_error(VrampoolError(f"the local pool did not start: {error}"))
+        raise
+
+
+def _tell_error(error: VrampoolError) -> int:
+    """Tell whoever started us, and the log; return the exit code."""
+    _tell_ready({"ok": False, "error": str(error), "exit_code": error.exit_code, "kind": type(error).__name__})
+    with contextlib.suppress(OSError):
+        print(f"error: {error}", file=sys.stderr, flush=True)
+    return error.exit_code
 
 
 if __name__ == "__main__":

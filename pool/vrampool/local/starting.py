@@ -153,13 +153,23 @@ def _wait_ready(process: subprocess.Popen[bytes], state: StateDir) -> None:
     try:
         message = json.loads(line)
     except ValueError:
-        process.kill()
-        process.wait()
-        raise VrampoolError(f"the local pool did not start; see {state.logs / 'host.log'}") from None
+        raise VrampoolError(_unready(process, state)) from None
     if not message.get("ok"):
         process.wait(10)
         kind = getattr(errors, str(message.get("kind")), VrampoolError)
         raise kind(str(message.get("error")))
+
+
+def _unready(process: subprocess.Popen[bytes], state: StateDir) -> str:
+    """End a host that did not say how its start went, and say what is known of it."""
+    try:
+        code = process.wait(1.0)
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        how = f"was not ready within {START_TIMEOUT_S:.0f} s"
+    return f"the local pool did not start: its host process {how}; see {state.logs / 'host.log'}"
 
 
 def _filled(settings: Settings, record: PoolRecord) -> Settings:

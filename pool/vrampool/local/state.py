@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from vrampool.errors import SettingsError
 from vrampool.processes import is_alive
 from vrampool.settings import Settings, make_state_dir
+from vrampool.units import MIB, format_bytes
+
+#: A pool's study, queue and first logs take a fifth of it; on less it would start, and stop in the midst of a study.
+ROOM_BYTES = 4 * MIB
+#: Errors that say that there is no room: what each says, and what helps.
+_NO_ROOM = {
+    errno.ENOSPC: ("the disk is full", "make room"),
+    errno.EDQUOT: ("the disk quota of this user is used up", "make room"),
+    errno.EFBIG: ("the limit on the size of a file (`ulimit -f`) is too low", "raise it"),
+}
 
 
 @dataclass(frozen=True)
@@ -31,12 +45,13 @@ class StateDir:
         self.path = settings.state_dir
 
     def make(self) -> None:
-        """Create the directory for its owner alone.
+        """Create the directory for its owner alone, and see that a pool has room there.
 
         Raises:
             SettingsError: it cannot be written; the text names the option that chooses another.
         """
         make_state_dir(self.path)
+        _see_room(self.path)
 
     @property
     def record_file(self) -> Path:
@@ -99,3 +114,37 @@ class StateDir:
         scratch = file.with_suffix(f".{os.getpid()}")
         scratch.write_text(json.dumps(content))
         scratch.replace(file)
+
+
+def _see_room(folder: Path) -> None:
+    """See that a pool can be written there. The room is really taken: what a quota leaves is not told otherwise.
+
+    Raises:
+        SettingsError: there is too little.
+    """
+    probe = folder / f".room-{os.getpid()}"
+    try:
+        with probe.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, ROOM_BYTES)
+    except OSError as error:
+        if (problem := no_room(error, folder)) is not None:
+            raise problem from None
+        # Anything else says nothing about room: this file system cannot take it ahead.
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
+
+
+def no_room(error: OSError, folder: Path) -> SettingsError | None:
+    """Return what is to be told of an error by which something could not be written; None: room is not what lacks."""
+    if error.errno not in _NO_ROOM:
+        return None
+    what, remedy = _NO_ROOM[error.errno]
+    free = ""
+    if error.errno == errno.ENOSPC:
+        with contextlib.suppress(OSError):
+            free = f" ({format_bytes(shutil.disk_usage(folder).free)} free)"
+    return SettingsError(
+        f"no room in the state directory {folder}: {what}{free}, and a pool needs "
+        f"{format_bytes(ROOM_BYTES)}; {remedy}, or choose another with --state-dir or VRAMPOOL_STATE_DIR"
+    )

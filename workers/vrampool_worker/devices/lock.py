@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pwd
@@ -78,7 +79,7 @@ def _sign(path: Path) -> None:
         handle = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return  # another user's file: the lock holds all the same, only its text is older
-    with os.fdopen(handle, "w") as file:
+    with contextlib.suppress(OSError), os.fdopen(handle, "w") as file:  # a full disk, as a small /dev/shm
         state_dir = os.environ.get("VRAMPOOL_STATE_DIR", "")
         file.write(f"pid {os.getpid()}, of {_user()}" + (f", pool in {state_dir}" if state_dir else ""))
 
