@@ -181,6 +181,16 @@ def test_a_culprit_gets_half_as_much_again(verdict: Verdict) -> None:
     assert found == Retry(12 * GIB, "out of memory with 8.0 GiB: tried again with 12.0 GiB", wish_bytes=48 * GIB)
 
 
+@pytest.mark.parametrize(("wish_gib", "expected_gib"), [(32, 16), (16, 16), (15, 12), (None, 12)])
+def test_one_of_which_little_was_known_gets_twice_as_much(wish_gib: int | None, expected_gib: int) -> None:
+    """It could as well have done with twice its lease: then half as much again may cost it an attempt more."""
+    failed = oom(0, Verdict.CULPRIT, 8, peak_bytes=7 * GIB)
+    if wish_gib is not None:
+        failed.user_attrs["vrampool:request"]["wish"] = wish_gib * GIB
+    found = step(failed)
+    assert isinstance(found, Retry) and found.request_bytes == expected_gib * GIB
+
+
 def test_a_culprit_that_says_what_it_asked_for_gets_that_and_a_fifth() -> None:
     found = step(oom(0, Verdict.CULPRIT, 8, peak_bytes=8 * GIB, asked_bytes=12 * GIB))
     assert isinstance(found, Retry) and found.request_bytes == 24 * GIB

@@ -13,11 +13,21 @@ from optuna.trial import FrozenTrial, TrialState
 
 from vrampool.memory.requests import ALMOST_ALL, UNSURE_FACTOR
 from vrampool.messages import AttemptFacts, EndKind, SubmissionSpec, Verdict
-from vrampool.storage.marks import attempt_of, cancelled_reason, claimed_by, lost_reason, mark_of, requested_bytes
+from vrampool.storage.marks import (
+    attempt_of,
+    cancelled_reason,
+    claimed_by,
+    lost_reason,
+    mark_of,
+    requested_bytes,
+    wished_bytes,
+)
 from vrampool.units import format_bytes
 
 #: A trial that was too large for its lease is tried again with so much more than the lease,
 _LEASE_FACTOR = 1.5
+#: twice as much where so little was known that it could as well have done with that,
+_UNSURE_LEASE_FACTOR = 2
 #: and with so much more than it is known to have needed.
 _NEED_FACTOR = 1.2
 _INFRA_ENDS = frozenset({EndKind.CRASHED, EndKind.LOST, EndKind.DEVICE_LOST})
@@ -147,7 +157,9 @@ def _after_oom(
         # Requests only grow until the largest device caps them: this one has had all there is.
         return Final(True, f"out of memory with {format_bytes(max(before))}, the most that any device has")
     most = max([lease, *before])
-    need = max(int(_LEASE_FACTOR * most), int(_NEED_FACTOR * _need_of(facts)))
+    unsure = (wished_bytes(trial) or 0) >= _UNSURE_LEASE_FACTOR * most
+    factor = _UNSURE_LEASE_FACTOR if unsure else _LEASE_FACTOR
+    need = max(int(factor * most), int(_NEED_FACTOR * _need_of(facts)))
     if need <= 0:
         return Retry(None, "out of memory; nothing is known of its need")
     words = f"out of memory with {format_bytes(lease)}: tried again with"

@@ -123,10 +123,10 @@ def test_the_reason_says_what_was_really_added(past, overhead, words):
 @pytest.mark.parametrize(
     ("asked", "predicted", "largest", "expected"),
     [
-        (9 * GIB, 5 * GIB, 20 * GIB, 9 * GIB),  # others fit beside it
+        (3 * GIB, 2 * GIB, 20 * GIB, 3 * GIB),  # as much again of little is little
         (18 * GIB, 9 * GIB, None, 18 * GIB),  # no device was seen yet
-        (14 * GIB, 7 * GIB, 20 * GIB, 10 * GIB),  # half of the device, however unsure
-        (20 * GIB, 12 * GIB, 20 * GIB, 15 * GIB),  # it needs more than half, but not almost all
+        (8 * GIB, 4 * GIB, 20 * GIB, 6 * GIB),  # a tenth of the device, however unsure
+        (20 * GIB, 12 * GIB, 20 * GIB, 15 * GIB),  # a quarter of what it needs, which is more
         (11 * GIB, 10 * GIB, 20 * GIB, 11 * GIB),  # a small margin stays
         (19 * GIB, 13 * GIB, 20 * GIB, 19 * GIB),  # nothing to speak of would fit beside it
         (60 * GIB, 30 * GIB, 20 * GIB, 60 * GIB),  # it needs more than there is

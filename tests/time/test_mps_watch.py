@@ -15,7 +15,7 @@ from vrampool.queueing import MpsState
 from vrampool_worker.attempts import Stage
 from vrampool_worker.devices.mps import MpsError
 from vrampool_worker.lanes import Inbox, Timers
-from vrampool_worker.ledger.concurrency import BUSY, BUSY_MPS, Concurrency
+from vrampool_worker.ledger.concurrency import BUSY, BUSY_MPS, START, START_MPS, Concurrency
 from vrampool_worker.mps_rules import MpsRules
 from vrampool_worker.mps_watch import MpsWatch
 
@@ -109,7 +109,7 @@ def test_a_trial_is_asked_for_once_it_uses_the_card(daemon):
     bench.watch.on_sample(trial)
     bench.await_(lambda: trial.mps_client is not None)
     assert trial.mps_client is True and bench.watch.state == "on"
-    assert bench.concurrency.busy_bound == BUSY_MPS
+    assert (bench.concurrency.busy_bound, bench.concurrency.limit) == (BUSY_MPS, START_MPS)
     bench.watch.close()
     assert daemon.closed
 
@@ -131,7 +131,7 @@ def test_when_one_is_no_client_nothing_more_is_given_to_mps(daemon):
     bench.await_(lambda: trial.mps_client is not None)
     assert trial.mps_client is False
     assert bench.watch.told() == MpsState("off", "digits/7 was given to MPS and runs without it (its clients are [8])")
-    assert bench.concurrency.busy_bound == BUSY
+    assert (bench.concurrency.busy_bound, bench.concurrency.limit) == (BUSY, START)
     following = bench.trial(9)
     assert bench.watch.place(following) == {} and "runs without it" in following.mps_reason
 

@@ -13,7 +13,7 @@ from vrampool.settings import Settings
 from vrampool_worker.attempts import Attempt, Ending, Stage
 from vrampool_worker.devices.mps import PROGRAM, MpsDaemon, MpsError, find_program
 from vrampool_worker.lanes import Lane
-from vrampool_worker.ledger.concurrency import BUSY, BUSY_MPS, Concurrency
+from vrampool_worker.ledger.concurrency import Concurrency
 from vrampool_worker.mps_rules import WINDOW_S, Ended, MpsRules, Sort, sort_of
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class MpsWatch:
         loop: The worker's loop.
         daemon: The card's daemon, not started yet.
         rules: Who runs under it.
-        concurrency: What the card gains from; a card under MPS is busy later.
+        concurrency: What the card gains from; under MPS a card takes more trials.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class MpsWatch:
             return
         self._ready = True
         if self._concurrency is not None:
-            self._concurrency.busy_bound = BUSY_MPS
+            self._concurrency.run_side_by_side(True)
         _log.info("MPS is on, below process %s", self._daemon.guard_pid)
         self._look()
 
@@ -101,7 +101,7 @@ class MpsWatch:
         _log.warning("MPS is off: %s", why)
         self._ready, self._rules.refusal = False, why
         if self._concurrency is not None:
-            self._concurrency.busy_bound = BUSY
+            self._concurrency.run_side_by_side(False)
 
     def close(self) -> None:
         """End the daemon; the trials are gone."""

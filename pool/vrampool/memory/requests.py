@@ -24,6 +24,8 @@ _CENSORED_FACTOR = 1.5
 UNSURE_FACTOR = 4
 #: What takes more than this share of the largest device leaves next to nothing beside it.
 ALMOST_ALL = 0.75
+#: A margin may take so much of the largest device; more of it is lent, where nobody else wants it.
+_MARGIN_SHARE = 0.1
 #: Allocators round up, and libraries load more kernels later: never plan closer than this.
 _LEAST_MARGIN_BYTES = 256 * MIB
 #: What is asked beyond a peak that trials with no larger parameters have reached, and beyond one that did not suffice.
@@ -130,15 +132,17 @@ def next_request(
 
 
 def beside_others(asked_bytes: int, predicted_bytes: int, largest_bytes: int | None) -> int:
-    """Return what to ask for where the margin alone would keep others away from the largest device.
+    """Return what to ask for where the margin would keep others away from the largest device.
 
-    A margin beyond half of a device leaves no room for another trial. Where it is a matter of doubt more than of need,
-    being tried again costs less time than running alone, so beyond half of the device the margin is a small one. What
-    needs almost all of it even so keeps its margin: it would be alone anyway.
+    A margin that takes a good part of a device leaves no room for another trial. Where it is a matter of doubt more
+    than of need, being tried again costs less time than running without company: so the margin is at most a tenth of
+    the device, or a quarter of what is predicted where that is more. What needs almost all of the device even so keeps
+    its margin: it would be alone anyway.
     """
-    if largest_bytes is None or asked_bytes <= largest_bytes // 2:
+    if largest_bytes is None:
         return asked_bytes
-    kept_bytes = _round(max(largest_bytes // 2, int(predicted_bytes * _FACTOR)))
+    most_bytes = predicted_bytes + max(int(predicted_bytes * (_FACTOR - 1)), int(_MARGIN_SHARE * largest_bytes))
+    kept_bytes = _round(most_bytes)
     return asked_bytes if kept_bytes > ALMOST_ALL * largest_bytes else min(asked_bytes, kept_bytes)
 
 

@@ -97,6 +97,13 @@ def requested_bytes(trial: FrozenTrial) -> int | None:
     return value if isinstance(value, int) else None
 
 
+def wished_bytes(trial: FrozenTrial) -> int | None:
+    """Return what may be lent to the trial beyond what it asks for, that included; None: nothing is."""
+    raw = trial.user_attrs.get(REQUEST)
+    value = raw.get("wish") if isinstance(raw, dict) else None
+    return value if isinstance(value, int) else None
+
+
 def lost_reason(trial: FrozenTrial) -> str | None:
     """Return why the coordinator took the trial for lost; None when it did not."""
     value = trial.user_attrs.get(LOST)
