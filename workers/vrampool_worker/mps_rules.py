@@ -36,7 +36,7 @@ _SHARED = re.compile(
     r"|remote procedural call",
     re.IGNORECASE,
 )
-#: MPS did not let the client in: a server that ends after a fault tells those that come meanwhile that the card is busy.
+#: MPS did not let the client in: a server that ends after a fault tells those that come meanwhile that it is busy.
 _REFUSED = re.compile(
     r"busy or unavailable|cudaErrorDevices?Unavailable|CUDA_ERROR_DEVICE_UNAVAILABLE", re.IGNORECASE
 )
