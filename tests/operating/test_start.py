@@ -76,3 +76,66 @@ def test_a_host_that_is_killed_at_its_start_says_how_it_ended(tmp_path, monkeypa
     monkeypatch.setattr(starting.sys, "executable", str(killed))
     with pytest.raises(VrampoolError, match=r"its host process was killed by signal 9; see .*host\.log"):
         starting.attach_or_start(load_settings({"state_dir": tmp_path / "s"}, env={}), owned=True)
+
+
+#: A host whose supervisors are killed at their start, as often as is said; each is counted in a file.
+KILLED = """
+import os, signal, sys
+from vrampool.local import host
+call = host._call
+def killed(module, *arguments):
+    if module == host.SUPERVISOR_MODULE:
+        with open(os.environ["STARTS"], "a") as file:
+            file.write("x")
+        if os.path.getsize(os.environ["STARTS"]) <= int(os.environ["KILLS"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+    return call(module, *arguments)
+host._call = killed
+sys.exit(host.main())
+"""
+
+
+@pytest.fixture
+def host_of_killed(tmp_path: Path) -> Iterator[Callable[[int], dict[str, object]]]:
+    """Start a host whose first supervisors are killed; return what it says of its start."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(kills: int) -> dict[str, object]:
+        settings = {
+            "STATE_DIR": str(tmp_path / "state"),
+            "READY": "stdout",
+            "SHARE": "1",
+            "BUDGET": "1GiB",
+            "GPU": "cpu",
+        }
+        env = {f"VRAMPOOL_{name}": value for name, value in settings.items()} | {"VRAMPOOL_PRELOAD": ""}
+        process = subprocess.Popen(
+            [sys.executable, "-c", KILLED, "--owned"],
+            env=os.environ | env | {"STARTS": str(tmp_path / "starts"), "KILLS": str(kills)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        processes.append(process)
+        assert process.stdout is not None
+        return json.loads(process.stdout.readline())
+
+    yield start
+    for process in processes:
+        process.communicate()  # it ends with its standard input
+
+
+def test_a_supervisor_that_is_killed_at_its_start_is_started_again(host_of_killed, tmp_path):
+    assert host_of_killed(2) == {"ok": True}
+    assert (tmp_path / "starts").read_text() == "xxx"
+
+
+def test_one_that_is_killed_each_time_is_told_and_no_error_of_an_earlier_pool(host_of_killed, tmp_path):
+    logs = tmp_path / "state" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "worker.log").write_text("error: cpu is held by another worker\n")
+    told = host_of_killed(9)
+    assert told["exit_code"] == 1
+    assert told["error"] == (
+        f"no worker started: the worker supervisor was killed by signal 9, 3 times; see {logs / 'worker.log'}"
+    )
+    assert (tmp_path / "starts").read_text() == "xxx"

@@ -38,6 +38,8 @@ LOCK_WAIT_S = 2.0
 #: Loading the data of a large pool takes a while.
 START_S = 30.0
 STOP_S = 15.0
+#: One that is killed before it answered is started again, so often in all.
+_MOST_STARTS = 3
 _LOG_LIMIT_BYTES = 1024**2
 #: A line of its log: process and role, date, time, level, text.
 _LOG_LINE = re.compile(r"\d+:[A-Z] .*? \d\d:\d\d:\d\d\.\d+ (?P<level>[.*#-]) (?P<text>.*)")
@@ -124,12 +126,18 @@ class EmbeddedValkey:
         """
         assert self._process is not None
         deadline = time.monotonic() + START_S
+        starts = 1
         while not self._answers():
+            if starts < _MOST_STARTS and _was_killed(self._process.poll()):
+                _log.warning("the embedded Valkey was killed at its start; it is started again")
+                self.stop()
+                self.begin()
+                starts += 1
             if self._process.poll() is not None or time.monotonic() > deadline:
                 code = self._process.poll()
                 self.stop()
                 state = f"did not answer within {START_S:.0f} s" if code is None else "did not start"
-                words = self._last_words()
+                words = self._last_words(killed=_was_killed(code))
                 raise UnreachableError(
                     f"the embedded Valkey {state}: {words}\n{self._remedy(words)}; its log is {self.log}"
                 )
@@ -229,7 +237,7 @@ class EmbeddedValkey:
         except OSError:
             return False
 
-    def _last_words(self) -> str:
+    def _last_words(self, *, killed: bool) -> str:
         """Return what the server said last of what is wrong: of this start alone, without times and process numbers."""
         try:
             with self.log.open("rb") as file:
@@ -241,7 +249,8 @@ class EmbeddedValkey:
         # What is no log line comes before there is a log: from the program, the linker, or the watcher.
         plain = [line.strip() for line in lines if line.strip() and not _LOG_LINE.fullmatch(line.strip())]
         warnings = [text for level, text in said if level == "#"]
-        return (warnings or plain or [text for _, text in said] or ["it said nothing"])[-1][-300:]
+        rest = ["it was killed"] if killed else [text for _, text in said] or ["it said nothing"]
+        return (warnings or plain or rest)[-1][-300:]
 
     def _remedy(self, words: str) -> str:
         """Say what helps. Its data can be done without: what waits is made again from the study's storage."""
@@ -329,6 +338,11 @@ def _socket_path(home: Path) -> Path:
             f"and {short} is not a folder of ours alone; choose a shorter --state-dir"
         )
     return path
+
+
+def _was_killed(code: int | None) -> bool:
+    """Whether a watcher's exit code says that it or its server was killed: a shell's code, 128 and the signal's."""
+    return code is not None and (code < 0 or code > 128)
 
 
 def _rotate(log: Path) -> None:

@@ -36,7 +36,9 @@ _log = logging.getLogger("vrampool.local")
 SUPERVISOR_MODULE = "vrampool_worker.supervisor"
 #: The supervisor writes a line there when its devices are found and free: the bytes of the largest budget.
 READY_FD = "VRAMPOOL_READY_FD"
-READY_LIMIT_S = 60.0
+READY_LIMIT_S = 45.0  # whoever starts a pool waits for longer, and so hears why nothing came
+#: A supervisor that is killed before it was ready is started again, so often in all.
+_MOST_STARTS = 3
 TEND_S = 0.5
 
 
@@ -55,6 +57,8 @@ class Host:
         self._valkey: EmbeddedValkey | None = None
         self._coordinator: KeptProcess | None = None
         self._workers: KeptProcess | None = None
+        self._env: dict[str, str] = {}  #: of coordinator and supervisor
+        self._log_starts: dict[Path, int] = {}  #: where in a log, which is gone on with, this pool begins
         self._stop = False
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
@@ -106,39 +110,28 @@ class Host:
             settings = settings.with_changes(redis=self._valkey.url)
         if settings.storage is None:
             settings = settings.with_changes(storage=self._state.database_url)
-        env = {name: value for name, value in os.environ.items() if name != "VRAMPOOL_SECRET"} | settings.to_env()
+        self._env = {name: value for name, value in os.environ.items() if name != "VRAMPOOL_SECRET"}
+        self._env |= settings.to_env()
         if settings.secret is not None:
-            env["VRAMPOOL_SECRET"] = settings.secret
+            self._env["VRAMPOOL_SECRET"] = settings.secret
         if self._valkey is not None:
-            env[EMBEDDED] = "1"
-        logs = self._state.logs
-        logs.mkdir(parents=True, exist_ok=True)
-        for name in ("coordinator.log", "worker.log"):
-            (logs / name).touch()  # while a database is created, the file system makes new files wait for that
+            self._env[EMBEDDED] = "1"
+        self._state.logs.mkdir(parents=True, exist_ok=True)
+        for log in (self._coordinator_log, self._worker_log):
+            log.touch()  # while a database is created, the file system makes new files wait for that
+            self._log_starts[log] = log.stat().st_size
         idle = ["--exit-when-idle"] if not self._owned and settings.idle_exit_s else []
         coordinate = ["coordinator", *idle]
         command = [sys.executable, "-m", "vrampool", *coordinate]
         self._coordinator = KeptProcess(
             "coordinator",
             command,
-            env=env,
+            env=self._env,
             fork=forked(ahead.COORDINATOR, lambda: _call("vrampool.cli", coordinate), command),
-            log=logs / "coordinator.log",
-        )
-        ready_r, ready_w = os.pipe2(os.O_CLOEXEC)
-        command = [sys.executable, "-m", SUPERVISOR_MODULE]
-        self._workers = KeptProcess(
-            "worker supervisor",
-            command,
-            env=env,
-            fork=forked(ahead.SUPERVISOR, lambda: _call(SUPERVISOR_MODULE), command, keep=(ready_w,)),
-            first_env={READY_FD: str(ready_w)} | ({RESTARTED: "0"} if self._state.was_killed() else {}),
-            log=logs / "worker.log",
-            pass_fds=(ready_w,),
+            log=self._coordinator_log,
         )
         self._coordinator.start()
-        self._workers.start()
-        os.close(ready_w)
+        ready_r = self._start_workers()
         if self._valkey is not None:
             self._valkey.await_answer()  # the others wait for it, too
         largest_bytes = self._await_workers(ready_r)
@@ -156,6 +149,33 @@ class Host:
             )
         )
 
+    @property
+    def _coordinator_log(self) -> Path:
+        return self._state.logs / "coordinator.log"
+
+    @property
+    def _worker_log(self) -> Path:
+        return self._state.logs / "worker.log"
+
+    def _start_workers(self) -> int:
+        """Start the supervisor; return the descriptor on which it says that it is ready."""
+        ready_r, ready_w = os.pipe2(os.O_CLOEXEC)
+        command = [sys.executable, "-m", SUPERVISOR_MODULE]
+        self._workers = KeptProcess(
+            "worker supervisor",
+            command,
+            env=self._env,
+            fork=forked(ahead.SUPERVISOR, lambda: _call(SUPERVISOR_MODULE), command, keep=(ready_w,)),
+            first_env={READY_FD: str(ready_w)} | ({RESTARTED: "0"} if self._state.was_killed() else {}),
+            log=self._worker_log,
+            pass_fds=(ready_w,),
+        )
+        try:
+            self._workers.start()
+        finally:
+            os.close(ready_w)
+        return ready_r
+
     def _await_workers(self, ready_r: int) -> int:
         """Wait until the supervisor has found and checked the devices: a wrong `--gpu` is told before anything starts.
 
@@ -165,17 +185,28 @@ class Host:
         Raises:
             VrampoolError: it ended instead; with its own words.
         """
-        assert self._workers is not None
-        try:
-            ready, _, _ = select.select([ready_r], [], [], READY_LIMIT_S)
-            if ready and (line := os.read(ready_r, 64)):
-                return int(line)
-        finally:
-            os.close(ready_r)
-        self._workers.wait(5)
-        text = last_error_line(self._state.logs / "worker.log") or f"no worker started; see {self._state.logs}"
+        for starts in range(1, _MOST_STARTS + 1):
+            assert self._workers is not None
+            if (largest_bytes := _read_ready(ready_r)) is not None:
+                return largest_bytes
+            in_time = self._workers.wait(5)
+            code = self._workers.exit_code or 1
+            if code > 0 or not in_time or starts == _MOST_STARTS or self._stop:
+                break
+            # Nobody asked it to end: what killed it may be over, as for one that is killed later.
+            _log.warning("the worker supervisor was killed by signal %d at its start; it is started again", -code)
+            ready_r = self._start_workers()
+        text = self._error_in(self._worker_log)
+        if text is None and not in_time:
+            text = f"the devices were not found within {READY_LIMIT_S:.0f} s; see {self._worker_log}"
+        elif text is None:
+            how = f"was killed by signal {-code}, {starts} times" if code < 0 else f"ended with code {code}"
+            text = f"no worker started: the worker supervisor {how}; see {self._worker_log}"
         kinds = {2: InputError, 3: DeviceLostError}
-        raise kinds.get(self._workers.exit_code or 1, VrampoolError)(text)
+        raise kinds.get(code, VrampoolError)(text)
+
+    def _error_in(self, log: Path) -> str | None:
+        return last_error_line(log, self._log_starts.get(log, 0))
 
     def _tend(self) -> int:
         watched = [self._wake_r] + ([sys.stdin.fileno()] if self._owned else [])
@@ -199,8 +230,8 @@ class Host:
 
     def _give_up(self, kept: KeptProcess) -> int:
         """Note why nothing works, for whoever waits, and end the pool."""
-        file = self._state.logs / ("worker.log" if kept is self._workers else "coordinator.log")
-        text = last_error_line(file) or f"the {kept.name} ended with code {kept.exit_code}; see {file}"
+        file = self._worker_log if kept is self._workers else self._coordinator_log
+        text = self._error_in(file) or f"the {kept.name} ended with code {kept.exit_code}; see {file}"
         self._state.write_failure(text, kept.exit_code or 1)
         _log.error("%s", text)
         return kept.exit_code or 1
@@ -245,13 +276,29 @@ def _call(module: str, *arguments: object) -> int | None:
     return code
 
 
-def last_error_line(file: Path) -> str | None:
-    """Return the newest line of a log that was written as an error for people."""
-    with contextlib.suppress(OSError):
-        for line in reversed(file.read_text(errors="replace").splitlines()[-50:]):
+def last_error_line(file: Path, start: int = 0) -> str | None:
+    """Return the newest line of a log that was written as an error for people.
+
+    Args:
+        file: The log.
+        start: Where in it to begin: what stands before is of an earlier pool.
+    """
+    with contextlib.suppress(OSError), file.open("rb") as log:
+        log.seek(start)
+        for line in reversed(log.read().decode(errors="replace").splitlines()[-50:]):
             if line.startswith("error: "):
                 return line.removeprefix("error: ")
     return None
+
+
+def _read_ready(ready_r: int) -> int | None:
+    """Wait for the supervisor's line: the largest budget of its devices. None: it ended, or says nothing."""
+    try:
+        ready, _, _ = select.select([ready_r], [], [], READY_LIMIT_S)
+        line = os.read(ready_r, 64) if ready else b""
+        return int(line) if line else None
+    finally:
+        os.close(ready_r)
 
 
 def _tell_ready(message: dict[str, object]) -> None:
