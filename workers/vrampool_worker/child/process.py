@@ -11,12 +11,10 @@ import signal
 import sys
 import time
 import types
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 from vrampool import framing
-
-#: Threads and atexit handlers of the objective have so long after its end; then the process goes anyway.
-LEAVE_S = 10.0
+from vrampool_worker.child import leaving
 
 
 class TrialProcess:
@@ -47,7 +45,7 @@ class TrialProcess:
         from vrampool_worker.child.trial_run import TrialRun
 
         TrialRun(self._frames_fd, self._scratch).run()
-        _leave()
+        leaving.leave()
 
 
 def _set_streams() -> None:
@@ -83,7 +81,7 @@ def preload(names: list[str]) -> None:
                 if importlib.util.find_spec(name.partition(".")[0]) is not None:
                     importlib.import_module(name)
             except Exception:  # the objective may never need it, and meets the same error if it does
-                _print_error()
+                leaving.print_error()
     finally:
         gc.freeze()  # nor need it look at them again and again while the objective runs
         gc.enable()
@@ -99,51 +97,7 @@ def import_the_rest() -> None:
     if "torch" in sys.modules:
         import vrampool.training
         import vrampool.training.cleaning  # noqa: F401
+
+        leaving.let_torch_be()
     if "numpy" in sys.modules:
         import numpy.random  # noqa: F401  numpy itself does not, and it is seeded
-
-
-def _leave() -> NoReturn:
-    """End the process: what the interpreter would do first, but not its own slow shutdown.
-
-    With torch loaded that takes 0.8 s, during which the memory of the device stays taken; this way it is back in 0.1 s.
-    """
-    import threading
-
-    watchdog = threading.Timer(LEAVE_S, os._exit, args=(0,))
-    watchdog.daemon = True
-    for step in (watchdog.start, _clean_torch, getattr(threading, "_shutdown", None), _run_exit_handlers):
-        try:
-            if step is not None:
-                step()
-        except BaseException:
-            _print_error()
-    for stream in (sys.stdout, sys.stderr):
-        _flush(stream)
-    os._exit(0)
-
-
-def _clean_torch() -> None:
-    if "torch" in sys.modules:
-        from vrampool.training.cleaning import clean_up
-
-        clean_up()
-
-
-def _run_exit_handlers() -> None:
-    import atexit
-
-    atexit._run_exitfuncs()
-
-
-def _print_error() -> None:
-    import traceback
-
-    traceback.print_exc()
-
-
-def _flush(stream: TextIO) -> None:
-    try:
-        stream.flush()
-    except (OSError, ValueError):  # closed by the objective
-        pass

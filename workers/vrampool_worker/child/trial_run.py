@@ -38,7 +38,7 @@ class TrialRun:
         self._scratch = scratch
         self._memory: child_memory.TrialMemory | None = None
         self._training: TrainingLink | None = None
-        self._ballast: bytearray | None = None
+        self._ballast: bytes | None = None
 
     def run(self) -> None:
         """Run the trial and tell its outcome. Exits where no trial comes: a spare that nobody needed."""
@@ -68,7 +68,7 @@ class TrialRun:
         loading = True
         try:
             self._gate.install()
-            self._ballast = bytearray(_BALLAST_BYTES)
+            self._ballast = bytes(_BALLAST_BYTES)  # not touched, so no memory yet: the limit counts what is reserved
             self._begin(start)
             self._enter_directory(start)
             objective = load(start.objective, bundle, bundle_file=os.path.join(self._scratch, "bundle"))
