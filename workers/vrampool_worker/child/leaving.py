@@ -33,8 +33,8 @@ def leave() -> NoReturn:
 def let_torch_be() -> None:
     """Have torch undo at exit nothing that ends with the process: what its libraries have registered with each other.
 
-    There are some 130 of them. In a process that was forked, undoing it writes to, and so copies, 26 MiB of pages: 40 ms
-    of a trial that costs 100.
+    There are some 130 of them. In a process that was forked, undoing it writes to, and so copies, 26 MiB of pages, for
+    40 ms.
     """
     import weakref
 
