@@ -7,12 +7,11 @@ sent by name. A notebook has no module; the trial's process has left the bundle 
 from __future__ import annotations
 
 import os
-import pickle
 from pathlib import Path
 
-from vrampool.objectives.loading import BUNDLE_VARIABLE, main_names
+from vrampool.objectives.loading import BUNDLE_VARIABLE, main_names, unpack
 
 _file = os.environ.get(BUNDLE_VARIABLE)
 if _file:
     # The same bytes, under the same user, that the parent process has opened after their signature was checked.
-    globals().update(main_names(pickle.loads(Path(_file).read_bytes())))  # noqa: S301
+    globals().update(main_names(unpack(Path(_file).read_bytes())))

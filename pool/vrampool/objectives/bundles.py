@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 import types
+from collections import ChainMap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import cloudpickle
 
 from vrampool.errors import ObjectiveError
+from vrampool.objectives.source_lines import SourceLines
 from vrampool.units import format_bytes
 
 
@@ -22,8 +24,8 @@ def dump(objective: Any, name: str, limit_bytes: int) -> bytes:
         ObjectiveError: something it refers to cannot be pickled, or all of it is over the limit; the text names the
             variable.
     """
-    sink = _Sink(limit_bytes)
-    error = _write(objective, sink)
+    sink, lines = _Sink(limit_bytes), SourceLines()
+    error = _write(objective, sink, lines)
     if error is not None:
         label, cause = _culprit(objective, set()) or ("", error)
         what = f"refers to {label!r}, which cannot be sent to another process" if label else "cannot be bundled"
@@ -35,7 +37,9 @@ def dump(objective: Any, name: str, limit_bytes: int) -> bytes:
             f"objective {name} takes {format_bytes(sink.size_bytes)} bundled, over the limit of "
             f"{format_bytes(limit_bytes)}{share}. Load data inside the objective, or raise bundle_bytes"
         )
-    return sink.content()
+    # Behind the pickle's end: `loading.unpack` finds the lines there, and an older worker passes over them.
+    body, tail = sink.content(), lines.pack()
+    return body + tail if len(body) + len(tail) <= limit_bytes else body
 
 
 class _Sink:
@@ -57,9 +61,13 @@ class _Sink:
         return b"".join(self._parts)
 
 
-def _write(value: Any, sink: _Sink) -> Exception | None:
+def _write(value: Any, sink: _Sink, lines: SourceLines | None = None) -> Exception | None:
+    pickler: Any = cloudpickle.Pickler  # untyped
+    if lines is not None:
+        table = pickler.dispatch_table
+        own = {types.CodeType: lines.reducer(table[types.CodeType])}
+        pickler = type("_Pickler", (pickler,), {"dispatch_table": ChainMap(own, table)})
     try:
-        pickler: Any = cloudpickle.Pickler  # untyped
         pickler(sink, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     except Exception as error:  # TypeError, PicklingError, RecursionError, or whatever a __reduce__ raises
         return error
