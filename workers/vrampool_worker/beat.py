@@ -55,7 +55,8 @@ class Beat:
         on_heard: Called in the beat's thread with what came back; it only posts to the main loop.
     """
 
-    #: News are sent at most this often: a burst of tiny trials is one message.
+    #: News are sent at most this often: a burst of tiny trials is one message. The first of a burst is sent at once:
+    #: a device with room for one more trial stands still until the coordinator knows.
     NEWS_S = 0.05
 
     def __init__(
@@ -114,8 +115,7 @@ class Beat:
             try:
                 if now_s < due_s:  # between two beats the coordinator is told what changed, and no more
                     self._pulse.news(self.held)
-                    self._news.wait(max(0.0, due_s - time.monotonic()))
-                    self._stopped.wait(self.NEWS_S)
+                    self._rest(now_s, due_s)
                     continue
                 due_s = now_s + self._interval_s
                 with self._beating:
@@ -127,8 +127,7 @@ class Beat:
                     heard = Heard(heard.lost, heard.largest_budget_bytes, heard.suspended, True)
                 self.last_s = now_s
                 self._on_heard(heard)
-                self._news.wait(max(0.0, due_s - time.monotonic()))
-                self._stopped.wait(self.NEWS_S)
+                self._rest(now_s, due_s)
             except TransientRedisError as error:
                 due_s = now_s
                 if away_since_s is None:
@@ -138,3 +137,8 @@ class Beat:
             except Exception:
                 _log.exception("a beat failed")
                 self._stopped.wait(self._interval_s)
+
+    def _rest(self, told_s: float, due_s: float) -> None:
+        """Wait for news or the next beat, and for the end of the pause since Redis was told last."""
+        self._news.wait(max(0.0, due_s - time.monotonic()))
+        self._stopped.wait(max(0.0, told_s + self.NEWS_S - time.monotonic()))
