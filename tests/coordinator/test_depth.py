@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -39,12 +40,15 @@ def test_those_that_need_a_device_of_their_own_gather_while_others_run():
     assert Outlook([BUSY], [ALONE, ALONE]).wants(GIB)
     assert Outlook([BUSY], [ALONE, ALONE, 16 * GIB]).wants(GIB)
     assert not Outlook([BUSY], [ALONE, ALONE, ALONE]).wants(GIB)
+    four = replace(BUSY, running=4)
+    assert Outlook([four], [ALONE] * 4).wants(GIB), "of those that run the sampler hears soon"
+    assert not Outlook([four], [ALONE] * 5).wants(GIB)
 
 
 def wants_another(rooms, waiting, smallest) -> bool:
     """The rule as it is written, over everything anew."""
     alone, most = waiting.count(ALONE), len(rooms) + 1
-    if not rooms or alone > most or len(waiting) - alone >= most:
+    if not rooms or alone > max(most, sum(room.running for room in rooms)) or len(waiting) - alone >= most:
         return False
     left = list(waiting)
     for room in rooms:
@@ -63,7 +67,8 @@ def test_one_trial_after_another_it_says_what_it_would_say_with_all_of_them_from
 
     def room(number: int) -> Room:
         idle = rng.random() < 0.4
-        return Room(f"GPU-{number}", rng.choice([0, 2, 8, 16, 40]) * GIB, idle=idle, slots=rng.choice([0, 1, 3]))
+        free_bytes = rng.choice([0, 2, 8, 16, 40]) * GIB
+        return Room(f"GPU-{number}", free_bytes, idle, rng.choice([0, 1, 3]), 0 if idle else rng.choice([1, 5]))
 
     rooms = [room(number) for number in range(rng.randrange(7))]
     waiting = [rng.choice(sizes) for _ in range(rng.randrange(5))]

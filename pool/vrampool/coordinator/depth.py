@@ -23,6 +23,7 @@ class Room:
     free_bytes: int
     idle: bool  #: nothing runs on it, so it could take an exclusive trial
     slots: int  #: trials it may start yet
+    running: int = 0  #: trials on it
 
 
 def rooms_of(records: Iterable[WorkerRecord]) -> list[Room]:
@@ -33,6 +34,7 @@ def rooms_of(records: Iterable[WorkerRecord]) -> list[Room]:
             record.open_bytes,
             not record.running and not record.earmark,
             record.slots - len(record.running),
+            len(record.running),
         )
         for record in records
         if record.state == "ready"
@@ -53,8 +55,9 @@ class Outlook:
     for it, and at most one trial more waits than there are devices. Quality of generation-based samplers falls with
     every trial that waits (a depth of 4 cost CMA-ES 30 % of its result), and hand-over takes milliseconds.
 
-    Trials that wait for a device of their own are counted apart, up to two more than devices: others run meanwhile,
-    and a device that is drained for one of them takes the next ones too. A drain for each leaves it empty each time.
+    Trials that wait for a device of their own are counted apart, up to two more than devices, or one more than run:
+    others run meanwhile, and the sampler hears of those; a device that is drained for one of them takes the next ones
+    too. A drain for each would leave it half empty each time, and one while others could still run as well.
 
     Every device is looked at once, whatever number of trials is asked for: it takes the first that fits of those that
     wait, or is passed, and then only new ones can be for it.
@@ -66,6 +69,7 @@ class Outlook:
 
     def __init__(self, rooms: Sequence[Room], waiting: Sequence[int | None]) -> None:
         self._most = len(rooms) + 1 if rooms else 0
+        self._most_alone = max(self._most, sum(room.running for room in rooms))
         self._alone = sum(request is None for request in waiting)
         self._others = len(waiting) - self._alone
         self._left = list(waiting)
@@ -74,7 +78,7 @@ class Outlook:
 
     def wants(self, smallest: int | None) -> bool:
         """Return whether one more should be asked for, if it may be as small as that."""
-        if not self._most or self._alone > self._most or self._others >= self._most:
+        if not self._most or self._alone > self._most_alone or self._others >= self._most:
             return False
         if any(fits(smallest, room) for room in self._passed):
             return True
