@@ -217,3 +217,13 @@ def test_a_trial_that_has_ended_does_not_count_while_its_memory_is_awaited():
     card.end("1", leaves_bytes=GIB)
     card.pass_time(1)
     assert card.start("2", GIB).granted
+
+
+def test_a_trial_whose_objective_has_returned_leaves_its_place_before_its_memory():
+    card = PaperCard(concurrency=Concurrency(8, start=2))
+    card.look()
+    assert card.start("1", GIB).granted and card.start("2", GIB).granted
+    assert card.ledger.offer(card.now_s).closed, "2 running; 3rd waits"
+    card.ledger.returned("1")
+    offer = card.ledger.offer(card.now_s)
+    assert not offer.closed and offer.free_bytes == 22 * GIB

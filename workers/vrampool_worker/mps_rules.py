@@ -202,7 +202,8 @@ class MpsRules:
         names = tuple(item.name for item in refused)
         text = f"MPS did not let {', '.join(names)} in"
         if len(self._refused_s) >= _MOST_REFUSALS:
-            self.refusal = f"it did not let clients in, {len(self._refused_s)} times within {_REFUSALS_S / 60:g} minutes"
+            minutes = f"{_REFUSALS_S / 60:g} minutes"
+            self.refusal = f"it did not let clients in, {len(self._refused_s)} times within {minutes}"
             text = f"{text}; it is not used on this card any more"
         return Judgement(names, None, (), (), text, ends_all=False)
 

@@ -187,12 +187,8 @@ class Runner:
         elif kind is EventKind.HINT:
             attempt.hints.append(str(data.get("text", ""))[:500])
         elif kind is EventKind.OUTCOME:
-            attempt.outcome = Outcome.from_json(data)
             self._loop.supply.learn(attempt.ticket.submission_id, child)
-            if attempt.outcome.sample:
-                attempt.sample = MemorySample.from_json(attempt.outcome.sample)
-            attempt.outcome_at_s = time.monotonic()
-            attempt.scene = self._loop.memory.scene(attempt, attempt.outcome)
+            self._returned(attempt, Outcome.from_json(data))
         elif kind is EventKind.EXITED:
             attempt.exit_code, attempt.signal = data.get("exit_code"), data.get("signal")
             attempt.max_rss_bytes = data.get("max_rss_bytes")
@@ -255,6 +251,19 @@ class Runner:
         if steps >= 20 and not attempt.reported:
             attempt.reported = True
             self._loop.sampler.read_soon()
+
+    def _returned(self, attempt: Attempt, outcome: Outcome) -> None:
+        """The objective has ended: its process only cleans up, and another trial may compute in its place."""
+        attempt.outcome = outcome
+        if outcome.sample:
+            attempt.sample = MemorySample.from_json(outcome.sample)
+        attempt.outcome_at_s = time.monotonic()
+        attempt.scene = self._loop.memory.scene(attempt, outcome)
+        ledger = self._loop.ledger
+        closed = ledger.offer(attempt.outcome_at_s).closed
+        ledger.returned(attempt.lease_id)
+        if closed and not ledger.offer(attempt.outcome_at_s).closed:
+            self._loop.wake()
 
     # ---- settling ------------------------------------------------------------------------------------
 

@@ -93,6 +93,6 @@ class Admission:
             return f"{alone.label} runs alone on {self._label} until its memory is known"
         if len(leases) >= self.max_trials:
             return f"{self._label} runs {len(leases)} of at most {words.trials(self.max_trials)}"
-        at_work = sum(lease.ended_at_s is None for lease in leases.values())  # the others' multiprocessors are free
+        at_work = sum(lease.at_work for lease in leases.values())  # the others' multiprocessors are free
         gains_nothing = self._concurrency.obstacle(at_work) if self._concurrency is not None else ""
         return f"{self._label}: {gains_nothing}" if gains_nothing else ""

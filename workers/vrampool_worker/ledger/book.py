@@ -33,10 +33,8 @@ class Ledger:
     to be a stranger's only after a while: so nothing is granted that is not physically there.
 
     Args:
-        device_id: The device's id.
-        total_bytes: The device's memory.
-        budget_bytes: How much of it may be in use.
-        max_trials: Trials at once.
+        device_id, total_bytes: The device's id and memory.
+        budget_bytes, max_trials: How much of it may be in use, and by how many trials at once.
         label: The device in sentences; None: its id.
         kind: "cuda" or "cpu".
         shared: Other workers have the rest of the device: what they use of it leaves this budget alone.
@@ -90,7 +88,7 @@ class Ledger:
         self._accounts.note(reading, measured, now_s)
         self._blocks.lift_if_gone()
         if self._concurrency is not None:
-            running = {lease.lease_id: lease.work for lease in self._leases.values() if lease.ended_at_s is None}
+            running = {lease.lease_id: lease.work for lease in self._leases.values() if lease.at_work}
             self._concurrency.observe(running, reading.utilisation, now_s)
 
     def progressed(self, lease_id: str, count: int, now_s: float) -> None:
@@ -206,6 +204,10 @@ class Ledger:
         """Note that the trial's user code runs, with its cap set."""
         self._leases[lease_id].started = True
 
+    def returned(self, lease_id: str) -> None:
+        """Note that the trial's objective has ended: the device has room for another one's work."""
+        self._leases[lease_id].returned = True
+
     def first_lease(self, lease_id: str, peak_bytes: int | None) -> int | None:
         """Return what a trial that ran alone will be left with: its peak plus a margin. None: that is not known yet.
 
@@ -223,9 +225,7 @@ class Ledger:
         """End a trial's exclusivity, at its first report: its lease falls to its peak plus a margin.
 
         Args:
-            lease_id: The trial's.
-            peak_bytes: As for `first_lease`.
-            now_s: Now.
+            lease_id, peak_bytes, now_s: As for `first_lease`, and now.
             least_bytes: What the child's cap lets it have by now: it may have grown since it was asked to lower it.
         """
         lease = self._leases[lease_id]

@@ -35,6 +35,7 @@ class Lease:
     changed_at_s: float  #: when the lease last became larger or smaller
     alone: bool = False  #: exclusive, and has not shown its peak yet
     started: bool = False  #: user code runs; before that its context may grow at any moment
+    returned: bool = False  #: user code has ended; the process only cleans up
     measured_bytes: int | None = None
     peak_bytes: int | None = None  #: the largest that was measured
     readings_over: int = 0  #: the last so many readings showed it above its lease
@@ -49,6 +50,11 @@ class Lease:
     def work(self) -> str:
         """Name what the trial works on, its study: trials of one study are taken to be alike."""
         return self.label.rpartition("/")[0]
+
+    @property
+    def at_work(self) -> bool:
+        """Say whether it may compute on the device."""
+        return not self.returned and self.ended_at_s is None
 
     @property
     def counted_bytes(self) -> int:
