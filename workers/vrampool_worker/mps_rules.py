@@ -37,9 +37,7 @@ _SHARED = re.compile(
     re.IGNORECASE,
 )
 #: MPS did not let the client in: a server that ends after a fault tells those that come meanwhile that it is busy.
-_REFUSED = re.compile(
-    r"busy or unavailable|cudaErrorDevices?Unavailable|CUDA_ERROR_DEVICE_UNAVAILABLE", re.IGNORECASE
-)
+_REFUSED = re.compile(r"busy or unavailable|cudaErrorDevices?Unavailable|CUDA_ERROR_DEVICE_UNAVAILABLE", re.IGNORECASE)
 
 
 #: Any other word of the driver's or of a library's. A client that joins while others meet a fault is told no more than
