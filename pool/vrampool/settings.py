@@ -154,21 +154,29 @@ def load_settings(
     env = os.environ if env is None else env
     known = {item.name: item for item in dataclasses.fields(Settings)}
     values: dict[str, Any] = {}
+    sources: dict[str, str] = {}  #: of those that were not given by hand
     for name, value in _read_file(file, env, set(known)).items():
-        values[name] = _convert(known[name], value, f"key {name!r} of {file or FILE_NAME}")
+        sources[name] = f"key {name!r} of {file or FILE_NAME}"
+        values[name] = _convert(known[name], value, sources[name])
     if "GPU_MEM_FRACTION" in env and PREFIX + "BUDGET" not in env:
         values["budget"] = _fraction(env["GPU_MEM_FRACTION"])
     for name, item in known.items():
         variable = PREFIX + name.upper()
         if variable in env:
-            values[name] = _convert(item, env[variable], f"variable {variable}")
+            sources[name] = f"variable {variable}"
+            values[name] = _convert(item, env[variable], sources[name])
     for name, value in (flags or {}).items():
         if value is not None:
+            sources.pop(name, None)
             values[name] = _convert(known[name], value, f"option --{name.replace('_', '-')}")
     settings = Settings(**values)
     if str(settings.state_dir) in ("", "."):
         settings = dataclasses.replace(settings, state_dir=default_state_dir(settings.pool, env))
-    _check(settings)
+    try:
+        _check(settings)
+    except SettingsError as error:
+        source = sources.get(str(error).partition(" ")[0])
+        raise SettingsError(f"{source}: {error}" if source else str(error)) from None
     return settings
 
 
@@ -266,7 +274,7 @@ def _check_sizes(settings: Settings) -> None:
     """See that the sizes can be read; whether a budget fits its device is seen where the device is."""
     try:
         parse_budget(settings.budget, 2**62)
-        parse_budget(settings.spare_memory, 2**62)
+        parse_budget(settings.spare_memory, 2**62, what="spare_memory")
         if settings.vram_total is not None:
             parse_bytes(settings.vram_total, what="vram_total")
     except RequestError as error:

@@ -50,7 +50,7 @@ def parse_bytes(text: str | int, *, what: str = "size") -> int:
     return value
 
 
-def parse_budget(text: str | int | float, total_bytes: int) -> int:
+def parse_budget(text: str | int | float, total_bytes: int, *, what: str = "budget") -> int:
     """Read a budget of a device with `total_bytes`: bytes, "20GiB", "85%", or a fraction such as "0.85".
 
     Raises:
@@ -64,12 +64,12 @@ def parse_budget(text: str | int | float, total_bytes: int) -> int:
         except ValueError:
             percent = math.nan
         if not 0 < percent <= 100:
-            raise RequestError(f"budget {text!r} is no percentage of a device; write for example '85%'")
+            raise RequestError(f"{what} {text!r} is no percentage of a device; write for example '85%'")
         value = int(percent / 100 * total_bytes)
     else:
-        value = parse_bytes(text, what="budget")
+        value = parse_bytes(text, what=what)
     if not 0 < value <= total_bytes:
-        raise RequestError(f"budget {text!r} is not within the device's {format_bytes(total_bytes)}")
+        raise RequestError(f"{what} {text!r} is not within the device's {format_bytes(total_bytes)}")
     return value
 
 

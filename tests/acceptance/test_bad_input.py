@@ -86,35 +86,37 @@ def test_an_objective_that_is_not_there_or_cannot_be_called(refused, tmp_path, o
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--trials", "0"), ["n_trials must be at least 1, not 0"]),
-        (("--trials", "-3"), ["n_trials must be at least 1, not -3"]),
+        (("--trials", "0"), ["--trials must be at least 1, not 0"]),
+        (("--trials", "-3"), ["--trials must be at least 1, not -3"]),
         (("--trials", "many"), ["many", "--trials"]),
-        (("--total", "0"), ["total must be at least 1"]),
+        (("--total", "0"), ["--total must be at least 1"]),
         ((), ["--trials N"]),
-        (("--trials", "1", "--total", "1"), ["not both"]),
-        (("--trials", "1", "--vram", "6XB"), ["'6XB'", "6GiB"]),
+        (("--trials", "1", "--total", "1"), ["--trials", "--total", "not both"]),
+        (("--trials", "1", "--vram", "6XB"), ["--vram '6XB'", "6GiB"]),
         (("--trials", "1", "--vram", "much"), ["'much'"]),
         (("--trials", "1", "--vram", "0"), ["more than 0"]),
         (("--trials", "1", "--vram", "-2GiB"), ["'-2GiB'"]),
-        (("--trials", "1", "--gpus", "2"), ["gpus=2", "one trial uses one device"]),
-        (("--trials", "1", "--direction", "up"), ["'up'", "minimize"]),
-        (("--trials", "1", "--timeout", "0"), ["timeout", "above 0"]),
-        (("--trials", "1", "--trial-timeout", "-1"), ["trial_timeout_s", "above 0"]),
-        (("--trials", "1", "--max-concurrent", "0"), ["max_concurrent_trials must be at least 1"]),
+        (("--trials", "1", "--gpus", "2"), ["--gpus=2", "one trial uses one device"]),
+        (("--trials", "1", "--direction", "up"), ["--direction", "'up'", "minimize"]),
+        (("--trials", "1", "--timeout", "0"), ["--timeout must", "above 0"]),
+        (("--trials", "1", "--trial-timeout", "-1"), ["--trial-timeout must", "above 0"]),
+        (("--trials", "1", "--max-concurrent", "0"), ["--max-concurrent must be at least 1"]),
         (("--trials", "1", "--env", "NOVALUE"), ["NOVALUE", "NAME=VALUE"]),
         (("--trials", "1", "--point", "{x}"), ["{x}", "JSON"]),
         (("--trials", "1", "--point", "[1]"), ["JSON object"]),
         (("--trials", "1", "--workdir", "/no/such/folder"), ["/no/such/folder", "not a directory"]),
-        (("--trials", "1", "--sampler", "optuna.samplers:NoSuch"), ["NoSuch"]),
+        (("--trials", "1", "--sampler", "optuna.samplers:NoSuch"), ["--sampler", "NoSuch"]),
         (("--trials", "1", "--sampler", "no_such_package:Sampler"), ["no_such_package"]),
         (("--trials", "1", "--sampler", "builtins:dict"), ["sampler"]),
         (("--trials", "1", "--pruner", "optuna.pruners:NoSuch"), ["NoSuch"]),
-        (("--trials", "1", "--budget", "150%"), ["150%"]),
-        (("--trials", "1", "--budget", "lots"), ["lots"]),
-        (("--trials", "1", "--pool", "a/b"), ["a/b"]),
-        (("--trials", "1", "--max-trials", "0"), ["max_trials"]),
-        (("--trials", "1", "--spares", "-1"), ["spares"]),
-        (("--trials", "1", "--redis", "redis://hub/0"), ["storage"]),
+        (("--trials", "1", "--budget", "150%"), ["--budget '150%'"]),
+        (("--trials", "1", "--budget", "lots"), ["--budget 'lots'"]),
+        (("--trials", "1", "--pool", "a/b"), ["--pool", "a/b"]),
+        (("--trials", "1", "--max-trials", "0"), ["--max-trials must be at least 1"]),
+        (("--trials", "1", "--spares", "-1"), ["--spares must be"]),
+        (("--trials", "1", "--max-per-device", "0"), ["--max-per-device must be"]),
+        (("--trials", "1", "--age-limit", "-1"), ["--age-limit must be"]),
+        (("--trials", "1", "--redis", "redis://hub/0"), ["--redis is given but --storage is not"]),
         (("--trials", "1", "--no-such-option"), ["--no-such-option"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -123,12 +125,26 @@ def test_an_option_that_cannot_be_meant(refused, options, words):
     refused(*words, arguments=(OBJECTIVE, *options))
 
 
+def test_a_setting_that_was_not_typed_is_named_by_where_it_came_from(refused, tmp_path, monkeypatch):
+    """An option overrides both, and is then what is wrong."""
+    file = tmp_path / "vrampool.toml"
+    file.write_text("spares = 100\nmax_trials = 0\n")
+    arguments = (OBJECTIVE, "--trials", "1", "--config", file)
+    refused(f"key 'spares' of {file}: spares must be at most 64, not 100", arguments=arguments)
+    monkeypatch.setenv("VRAMPOOL_SPARES", "99")
+    refused("variable VRAMPOOL_SPARES: spares must be at most 64, not 99", arguments=arguments)
+    refused("error: --spares must be at most 64, not 98", arguments=(*arguments, "--spares", "98"))
+    monkeypatch.setenv("VRAMPOOL_SPARES", "1")
+    monkeypatch.setenv("VRAMPOOL_SPARE_MEMORY", "much")
+    refused("variable VRAMPOOL_SPARE_MEMORY: spare_memory 'much'", arguments=(*arguments, "--max-trials", "1"))
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (("--gpu", "rtx"), ["rtx"]),
         (("--gpu", "cpu,0"), ["cpu,0"]),
-        (("--gpu", "cpu", "--budget", "900TiB"), ["'900TiB'", "not within the device"]),
+        (("--gpu", "cpu", "--budget", "900TiB"), ["--budget '900TiB'", "not within the device"]),
     ],
     ids=["no such device", "no list", "beyond the device"],
 )

@@ -100,6 +100,30 @@ def test_options_that_a_pool_which_runs_already_does_not_take_are_named(pool: Li
     assert plain.code == 0 and "warning" not in plain.err, plain
 
 
+@pytest.mark.parametrize("command", ["submit", "up", "probe"])
+def test_other_commands_name_them_in_the_same_words(pool: LivePool, capsys, command):
+    words = {
+        "submit": ("submit", f"{OBJECTIVES}:one", "--trials", "1", "--vram", "200MiB"),
+        "up": ("up",),
+        "probe": ("probe", f"{OBJECTIVES}:one", "--runs", "1"),
+    }[command]
+    done = call(capsys, *words, "--max-trials", "2", "--preload", "torch", "--state-dir", pool.state_dir)
+    assert done.err.startswith(
+        "warning: a pool runs already and keeps its own settings, so --max-trials, --preload changes nothing; "
+        "end it with `vrampool down` to start another one\n"
+    ), done
+
+
+def test_a_pool_that_a_command_starts_takes_its_options_and_nothing_is_said(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("VRAMPOOL_SHARE", "1")
+    where = ("--state-dir", tmp_path / "state")
+    up = call(capsys, "up", "--gpu", "cpu", "--budget", "1GiB", "--preload", "", *where)
+    try:
+        assert up.code == 0 and up.err == "", up
+    finally:
+        assert call(capsys, "down", *where).code == 0
+
+
 def test_a_trial_is_named_as_messages_name_it_and_one_that_never_was_best_says_why(pool: LivePool, capsys):
     handle = pool.run(f"{OBJECTIVES}:raise_value_error", 2, study_name="all-bad")
     two, one = (

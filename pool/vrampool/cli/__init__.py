@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import warnings
@@ -10,7 +11,7 @@ from typing import Any
 import click
 
 from vrampool._version import __version__
-from vrampool.errors import VrampoolError
+from vrampool.errors import InputError, VrampoolError
 
 _COMMANDS = {
     "run": "vrampool.cli.run:run",
@@ -60,7 +61,30 @@ class _LazyGroup(click.Group):
                 return None
             found = points[0].load()
         assert isinstance(found, click.Command)
-        return found
+        return _naming_options(found)
+
+
+def _naming_options(command: click.Command) -> click.Command:
+    """Have a command tell wrong input by the options that were typed, not by what they are to Python."""
+    call = command.callback
+    if call is None or getattr(call, "names_options", False):
+        return command
+
+    @functools.wraps(call)
+    def named(*arguments: Any, **options: Any) -> Any:
+        try:
+            return call(*arguments, **options)
+        except InputError as error:
+            from vrampool.cli.options import in_words_of_options
+
+            text = in_words_of_options(str(error))
+            if text == str(error):
+                raise
+            raise type(error)(text) from error
+
+    named.names_options = True  # type: ignore[attr-defined]
+    command.callback = named
+    return command
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from vrampool.cli.options import device_options, pool_options, take_settings
+from vrampool.cli.options import device_options, pool_options, say_what_is_ignored, take_settings
 from vrampool.errors import InputError, StudyError, VrampoolError
 
 
@@ -23,11 +23,11 @@ def up(foreground: bool, **given: Any) -> int:
     settings = take_settings(given)
     if settings.redis is not None:
         raise InputError("`up` starts a local pool; for --redis start `vrampool coordinator` and `vrampool worker`")
-    running = attach(settings)
-    if running is not None:
-        print(f"a pool runs already in {settings.state_dir} (pid {running.record.pid})")
+    local = attach(settings) or attach_or_start(settings, owned=foreground)
+    say_what_is_ignored(local)
+    if not local.started:
+        print(f"a pool runs already in {settings.state_dir} (pid {local.record.pid})")
         return 0
-    local = attach_or_start(settings, owned=foreground)
     print(f"the pool runs (pid {local.record.pid}); state in {settings.state_dir}; `vrampool down` ends it", flush=True)
     if foreground:
         try:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from vrampool.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from vrampool.local.starting import LocalPool
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -80,12 +85,49 @@ def use_options(function: F) -> F:
     return function
 
 
-def given_for_a_new_pool() -> list[str]:
-    """Return the options of the command in hand that were typed and say how a pool that is started uses devices."""
+def say_what_is_ignored(local: LocalPool | None) -> None:
+    """Name the options of the command line that are for a pool that is started, where one runs already.
+
+    Args:
+        local: The pool that the command uses; None: one that `--redis` names.
+    """
+    if local is not None and local.started:
+        return
     context = click.get_current_context()
-    flags = {option.name: option.opts[0] for option in context.command.params}
-    typed = click.core.ParameterSource.COMMANDLINE
-    return [flags[name] for name in _FOR_NEW_POOLS if context.get_parameter_source(name) is typed]
+    flags = _flags(context)
+    ignored = [flags[name] for name in _FOR_NEW_POOLS if name in flags and _is_typed(context, name)]
+    if ignored:
+        rest = "; end it with `vrampool down` to start another one" if local is not None else ""
+        words = f"a pool runs already and keeps its own settings, so {', '.join(ignored)} changes nothing{rest}"
+        print(f"warning: {words}", file=sys.stderr)
+
+
+def _is_typed(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def _flags(context: click.Context) -> dict[str, str]:
+    """Return the options of a command: what they are to Python, and what one types."""
+    params = [param for param in context.command.params if isinstance(param, click.Option) and param.name]
+    return {str(param.name): next((flag for flag in param.opts if flag.startswith("--")), "") for param in params}
+
+
+def in_words_of_options(text: str) -> str:
+    """Return an error's text with the options of the command in hand where it names an argument of `Pool` or a setting.
+
+    It does so first thing ("n_trials must be ..."), or by a name that is no word of English. An option that was not
+    typed keeps the name of its setting: its value came from elsewhere.
+    """
+    context = click.get_current_context()
+    for name, flag in _flags(context).items():
+        if not flag:
+            continue
+        text = re.sub(rf"(?<![\w-]){name}=(?=\s)", flag, text)
+        if _is_typed(context, name):
+            text = re.sub(rf"^{name}\b", flag, text)
+        if "_" in name and name not in _SETTING_NAMES:
+            text = re.sub(rf"(?<![\w-]){name}\b(?!=)", flag, text)
+    return text
 
 
 def split_trial(study: str, number: int | None) -> tuple[str, int | None]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vrampool.cli.options import device_options, pool_options, take_settings
+from vrampool.cli.options import device_options, pool_options, say_what_is_ignored, take_settings
 from vrampool.errors import InputError
 from vrampool.units import format_bytes
 
@@ -61,8 +61,10 @@ def probe(as_json: bool, **given: Any) -> int:
     options = {"env": variables, "directions": list(given.pop("directions")) or None, "workdir": given.pop("workdir")}
     pool = _make_pool(settings)
     pool.check(given["objective"], **options)  # a slip in the command line shows before a pool is started
-    with pool, shown() as on_look:
-        found = find(pool, **given, **options, on_look=on_look)
+    with pool:
+        say_what_is_ignored(pool.local)
+        with shown() as on_look:
+            found = find(pool, **given, **options, on_look=on_look)
     if as_json:
         print(to_json(found.to_json()))
     else:

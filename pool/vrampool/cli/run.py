@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from vrampool.cli.options import device_options, given_for_a_new_pool, pool_options, take_settings
+from vrampool.cli.options import device_options, pool_options, say_what_is_ignored, take_settings
 from vrampool.errors import InputError
 
 _STUDY = [
@@ -66,6 +66,8 @@ def _study_options(function: Any) -> Any:
 
 def _asked(given: dict[str, Any]) -> dict[str, Any]:
     """Turn the options of the command line into arguments of `Pool.submit`."""
+    if given["n_trials"] is not None and given["total"] is not None:
+        raise InputError("give --trials (how many to add) or --total (how many in all), not both")
     directions = list(given.pop("direction"))
     given["directions"] = directions or None
     variables = {}
@@ -113,15 +115,6 @@ def _gone_file(url: str | None) -> str:
     return f"the study's file {path} was deleted while the study ran: what is printed here is kept nowhere else"
 
 
-def _say_what_is_ignored(is_local: bool) -> None:
-    """Name the options of the command line that are for a pool that is started, where one runs already."""
-    ignored = given_for_a_new_pool()
-    if ignored:
-        rest = "; end it with `vrampool down` to start another one" if is_local else ""
-        words = f"a pool runs already and keeps its own settings, so {', '.join(ignored)} changes nothing{rest}"
-        print(f"warning: {words}", file=sys.stderr)
-
-
 @click.command()
 @_study_options
 @pool_options
@@ -151,8 +144,7 @@ def run(as_json: bool, **given: Any) -> int:
         pool.check(asked["objective"], **{name: value for name, value in asked.items() if name != "objective"})
         with pool:
             own = pool.local is not None and pool.local.process is not None
-            if not own:
-                _say_what_is_ignored(pool.local is not None)
+            say_what_is_ignored(pool.local)
             interrupts.check()
             handle = pool.submit(**asked)
             try:
@@ -196,6 +188,7 @@ def submit(as_json: bool, **given: Any) -> int:
     asked = _asked(given)
     pool = _make_pool(settings)
     pool.check(asked["objective"], **{name: value for name, value in asked.items() if name != "objective"})
+    say_what_is_ignored(pool.local)
     handle = pool.submit(**asked)
     if as_json:
         print(json.dumps({"study": handle.study_name, "submission": handle.id}))

@@ -29,6 +29,7 @@ class LocalPool:
     settings: Settings  #: with `redis` and `storage` filled in
     record: PoolRecord
     process: subprocess.Popen[bytes] | None = None  #: set when this process owns the pool
+    started: bool = False  #: by this process; else it ran already, with settings of its own
 
     def failure(self) -> VrampoolError | None:
         """Return why the pool ended by itself, or None while it runs."""
@@ -136,7 +137,7 @@ def _start(settings: Settings, owned: bool, meanwhile: Callable[[], object] | No
     record = state.read()
     if record is None:
         raise VrampoolError(f"the local pool ended while it started; see {state.logs / 'host.log'}")
-    return LocalPool(_filled(settings, record), record, process if owned else None)
+    return LocalPool(_filled(settings, record), record, process if owned else None, started=True)
 
 
 def _wait_ready(process: subprocess.Popen[bytes], state: StateDir) -> None:
