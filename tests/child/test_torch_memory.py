@@ -107,13 +107,13 @@ def with_fake(driver: ChildDriver) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 
-def on_gpu(driver: ChildDriver, body: str, *, preload: bool = False, cap_bytes: int = 2 * GIB) -> Story:
+def on_gpu(driver: ChildDriver, body: str, *, preload: bool = False, cap_bytes: int = 2 * GIB, **more: float) -> Story:
     """Start an objective with a GPU's cap; `body` is its code, with `torch` imported."""
     story = driver.spawn(preload=("torch",) if preload else (), env=with_fake(driver))
     source = "import time\ndef objective(trial):\n    import torch\n    G = 2**30\n" + "".join(
         f"    {line}\n" for line in body.splitlines()
     )
-    return driver.start(story, source, device="cuda", cap_bytes=cap_bytes, total_bytes=10 * GIB)
+    return driver.start(story, source, device="cuda", cap_bytes=cap_bytes, total_bytes=10 * GIB, **more)
 
 
 @pytest.mark.parametrize("preload", [False, True])
@@ -172,6 +172,18 @@ def test_samples_tell_what_is_held_and_peaks_survive_a_reset(gpu: ChildDriver) -
     last = samples[-1]
     assert (last["allocated_bytes"], last["max_torch_reserved_bytes"], last["num_ooms"]) == (GIB // 2, GIB, 3)
     assert last["cuda_initialized"] and last["cap_bytes"] == 2 * GIB
+
+
+def test_in_its_first_seconds_a_trial_is_sampled_more_often_than_later(gpu: ChildDriver) -> None:
+    """Whether it has come to its peak is waited for; with 30 s between two samples it would not be known here."""
+    story = on_gpu(
+        gpu,
+        "torch.cuda.alloc(1 * G)\ntime.sleep(60)",
+        sample_interval_s=30.0,
+    )
+    gpu.until(lambda: sum(event.kind is EventKind.SAMPLE for event in story.events) >= 4)
+    story.child.kill()
+    gpu.until(lambda: story.child.gone)
 
 
 def test_a_cap_is_lowered_after_the_cache_is_emptied(gpu: ChildDriver) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ _GROW_AT = 0.9
 #: A trial's peak is known when it has not grown for this part of its time. The first report alone says little where
 #: each step is reported: an optimizer keeps its state from the first step on, and the second one holds it as well.
 _SETTLED_SHARE = 1 / 3
-_SETTLED_READINGS = 2
+_SETTLED_S = 0.5
 _GREW_BYTES = 16 * MIB
 #: What other programs hold below this is noise.
 _WORTH_A_WORD_BYTES = 64 * MIB
@@ -101,6 +102,8 @@ class MemoryWatch:
         """A child has told its memory: beside the device's figure that shows what the driver takes for a process."""
         if not self._on_cpu and attempt.sample.torch_reserved_bytes:
             self._loop.ledger.learn_overhead(attempt.lease_id, attempt.sample.torch_reserved_bytes)
+            if attempt.stage is Stage.RUNNING:
+                self._watch_peak(attempt, time.monotonic())
 
     def on_reading(self, reading: DeviceReading, measured: Mapping[str, int | None], now_s: float) -> None:
         """The device was read."""
@@ -112,8 +115,6 @@ class MemoryWatch:
                 attempt.measured_source = "pss" if self._on_cpu else "nvml"
             if attempt.stage is Stage.RUNNING:
                 self._watch_peak(attempt, now_s)
-                if attempt.exclusive and attempt.reported and attempt.settled:
-                    self.moves.end_exclusivity(attempt)
                 self._watch_lease(attempt, held, now_s)
             elif attempt.stage in (Stage.ENDED, Stage.TOLD) and not attempt.released:
                 self._try_release(attempt, reading, now_s)
@@ -126,10 +127,11 @@ class MemoryWatch:
             attempt.peak_seen_bytes, attempt.peak_since_s, attempt.settled = peak_bytes, now_s, False
         elif not attempt.settled and attempt.started_at_s is not None:
             quiet_s = now_s - (attempt.peak_since_s or attempt.started_at_s)
-            least_s = _SETTLED_READINGS * self._loop.settings.sample_s
-            attempt.settled = quiet_s >= max(least_s, _SETTLED_SHARE * (now_s - attempt.started_at_s))
+            attempt.settled = quiet_s >= max(_SETTLED_S, _SETTLED_SHARE * (now_s - attempt.started_at_s))
             if attempt.settled and attempt.been_around:
                 self._loop.wake()  # it can give back what it does not need
+        if attempt.exclusive and attempt.reported and attempt.settled:
+            self.moves.end_exclusivity(attempt)
 
     def _end_trespasser(self) -> None:
         """On a GPU end a trial that no cap holds, where what it takes beyond its lease is its neighbours'."""

@@ -31,6 +31,9 @@ from vrampool_worker.child.oom_log import OomLog
 Send = Callable[..., None]
 #: Called with the cap asked for, the one in force, the bytes given back for it, and what the allocator holds.
 Answer = Callable[[int, int, int, int | None], None]
+#: For so long after its first use of the device a trial is sampled that often: it comes to its peak then.
+_YOUNG_S = 3.0
+_YOUNG_PAUSE_S = 0.1
 
 
 class TorchRuntime:
@@ -58,6 +61,7 @@ class TorchRuntime:
         self._ooms_before = 0
         self._retries_before = 0
         self._forget_peak = False
+        self._first_at_s: float | None = None  #: when it was first seen to have a context
 
     def begin(self) -> None:
         """Arm the cap, guard it, and start sampling."""
@@ -253,7 +257,7 @@ class TorchRuntime:
 
     def _watch(self) -> None:
         while True:
-            self._wake.wait(self._interval_s)
+            self._wake.wait(self._pause_s())
             self._wake.clear()
             try:
                 self._turn()
@@ -261,11 +265,17 @@ class TorchRuntime:
                 print(f"vrampool: memory cannot be read: {error}", file=sys.stderr)
                 return
 
+    def _pause_s(self) -> float:
+        """Return the time until the next sample: others wait for a trial's first seconds to show its peak."""
+        young = self._first_at_s is not None and time.monotonic() - self._first_at_s < _YOUNG_S
+        return min(self._interval_s, _YOUNG_PAUSE_S) if young else self._interval_s
+
     def _turn(self) -> None:
         wanted, self._wanted = self._wanted, None
         if wanted is not None:
             self._recap(*wanted)
         if self.active:
+            self._first_at_s = self._first_at_s or time.monotonic()
             with self._lock:
                 self._keep_cap()
             sample = self.sample()
