@@ -34,7 +34,7 @@ from vrampool.local.embedded import EmbeddedValkey
 #: So many trials end each second where only other things are compared.
 _RATE = 5.0
 _SHM = Path("/dev/shm")
-_PARTS = ("study size", "devices", "load", "load of 1 000", "learned")
+_PARTS = ("study size", "devices", "load", "load of 1 000", "whole study", "learned")
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -134,8 +134,10 @@ def _all(console: Console, part: str | None) -> dict[str, list[Outcome]]:
             Size(devices=1000, trials=trials, lasts_s=lasts_s)
             for lasts_s, trials in ((100.0, 2000), (50.0, 2500), (25.0, 2500), (12.5, 3000))
         ],
+        "whole study": [Size(devices=1000, trials=10_000, lasts_s=60.0)],
         "learned": [
             replace(few, trials=400, slots=4, lasts_s=120 / _RATE, requests="learned"),
+            replace(few, slots=4, past=10_000, lasts_s=120 / _RATE, requests="learned"),
             Size(devices=100, slots=4, trials=1200, lasts_s=400 / _RATE, requests="learned"),
         ],
     }
@@ -225,6 +227,7 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
         "fits": outcome.fits,
         "fits_cpu_s": outcome.fits_cpu_s,
         "server_s": outcome.server_s,
+        "server_cpu_s": outcome.server_cpu_s,
         "cost_by_size": cost_by_size(outcome),
     }
 

@@ -48,10 +48,11 @@ class Outcome:
     ran: list[tuple[float, float]] = field(default_factory=list)  #: start and end of trials, simulated, by their start
     trips: dict[str, int] = field(default_factory=dict)  #: round trips by role
     bytes: dict[str, int] = field(default_factory=dict)  #: to and from the server by role
-    hints: int = 0  #: each goes to every worker
+    hints: int = 0  #: calls to workers, and news to the coordinator
     asked: list[float] = field(default_factory=list)  #: when workers asked for a trial, simulated
     calls_again: int = 0  #: of the coordinator, to workers other than those it had called before
-    server_s: float = 0.0  #: what the server worked
+    server_s: float = 0.0  #: what the server worked for the pool, listeners included
+    server_cpu_s: float = 0.0  #: its CPU time meanwhile by INFO, for whatever it was
     ooms: int = 0  #: attempts that needed more than they were given; each was made again
     fits: int = 0  #: of the model that learns requests, in a thread of its own
     fits_cpu_s: float = 0.0

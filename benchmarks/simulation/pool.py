@@ -24,6 +24,7 @@ import optuna
 import vrampool
 from benchmarks.simulation.device import LIFE_S, Device, Running
 from benchmarks.simulation.fits import SimulatedFitter
+from benchmarks.simulation.listeners import listening
 from benchmarks.simulation.outcome import Outcome, Size, Turn
 from benchmarks.simulation.server import COORDINATOR, WORKERS, Server
 from benchmarks.simulation.study import OBJECTIVE, REQUEST_BYTES, Worksheet, give_past, peak_of
@@ -90,8 +91,9 @@ class SimulatedPool:
             sampler=_SAMPLERS[size.sampler](size.seed),
         )
         study_id = self._storage.get_study_id_from_name("simulated")
-        give_past(self._storage, study_id, self._handle.id, size.past, self._random)
+        give_past(self._storage, study_id, self._handle.id, size.past, self._random, differ=self._learns)
         self._coordinator = self._make_coordinator()
+        self._too_large = 0  #: trials that run and need more than they were given
         self._woken = True
         self._turn_ended_s = 0.0
         self._cpu_s = 0.0  #: of the turn in hand
@@ -129,9 +131,11 @@ class SimulatedPool:
             self._begin_segment()
 
         # The coordinator's lease ends by the server's clock, and simulating a turn takes longer than the turn.
-        lead = self._server.keeping(Names(self._settings.pool).leader)
+        names = Names(self._settings.pool)
+        lead = self._server.keeping(names.leader)
+        ears = listening(self._settings.redis, [(names.events, names.calls(device.name)) for device in self._devices])
         patches = mock.patch.object(JobQueue, "enqueue", noticed), mock.patch.object(JobQueue, "call", called)
-        with patches[0], patches[1], self._server.counting(), lead:
+        with patches[0], patches[1], self._server.counting(), lead, ears:
             yield
 
     # ---- the whole -----------------------------------------------------------------------------------
@@ -139,10 +143,10 @@ class SimulatedPool:
     def run(self, most_s: float = math.inf) -> Outcome:
         """Simulate until all trials have ended, or `most_s` real seconds have passed."""
         self._at(LOOK_S, self._look)
-        self._server.took()
-        before = self._server.bytes()
         until_s = time.monotonic() + most_s
         with self._noticing():
+            before, cpu_s = self._server.bytes(), self._server.cpu_s()
+            self._server.took()
             self._turn()  # nobody is there yet, so it makes nothing: this is the first look
             self._server.trips.clear()
             for device in self._devices:
@@ -155,6 +159,7 @@ class SimulatedPool:
                 else:
                     self.now_s = max(self.now_s, due_s)
                     self._turn()
+            self.outcome.server_cpu_s = self._server.cpu_s() - cpu_s
         outcome = self.outcome
         outcome.elapsed_s = self.now_s
         outcome.trips = dict(self._server.trips)
@@ -192,7 +197,6 @@ class SimulatedPool:
         self.outcome.turns.append(Turn(started_s, took_s, self._cpu_s, trials, self._created, woken))
 
     def _begin_segment(self) -> None:
-        self._server.took()
         self._trips = self._server.trips[COORDINATOR]
         self._mark_s = time.thread_time()
 
@@ -232,7 +236,7 @@ class SimulatedPool:
             self._wake(self._by_name[name])
 
     def _look(self) -> None:
-        if not self._learns and len(self.outcome.ran) == self.size.trials:
+        if len(self.outcome.ran) - self.outcome.ooms - self._too_large == self.size.trials:
             return  # there is nothing left to take, and 1 000 devices would look for it until the last trial ends
         self._wake_all()
         self._at(self.now_s + LOOK_S, self._look)
@@ -249,7 +253,6 @@ class SimulatedPool:
     def _ask(self, device: Device) -> None:
         self.outcome.asked.append(self.now_s)
         question = device.question(self.now_s, LIFE_S)
-        self._server.took()
         found = self._ports[device.name].ask(question).found
         answered_s = self._server.charge(self._server.took(), self.now_s) + self.size.message_s / 2
         self._at(answered_s, self._answer, device, question.lease_id, found)
@@ -268,7 +271,6 @@ class SimulatedPool:
         peak_bytes = peak_of(params, self._random) if self._learns else None
         running = device.start(taken, ticket, lease_id, self.now_s, peak_bytes)
         assert running is not None, "it was taken because it fits"
-        self._server.took()
         execution_id = self._ports[device.name].begin(taken.job_id)
         assert execution_id is not None
         running.execution_id = execution_id
@@ -277,6 +279,7 @@ class SimulatedPool:
         mean, spread = math.log(self.size.lasts_s) - 0.125, 0.5
         lasts_s = self._random.lognormvariate(mean, spread)
         if running.too_large:
+            self._too_large += 1
             lasts_s *= _GROWN
         elif self._learns:
             self._at(self.now_s + _REPORTS * lasts_s, self._report, device, running)
@@ -285,7 +288,6 @@ class SimulatedPool:
 
     def _report(self, device: Device, running: Running) -> None:
         device.report(running, self.now_s)
-        self._server.took()
         self._tell(device)
         self._server.charge(self._server.took(), self.now_s)
         self._ask_if_room(device)
@@ -297,7 +299,7 @@ class SimulatedPool:
         device.end(running, self.now_s)
         self.outcome.ended += not running.too_large
         self.outcome.ooms += running.too_large
-        self._server.took()
+        self._too_large -= running.too_large
         self._tell(device)
         job_id, lasted_s = running.taken.job_id, self.now_s - running.since_s
         ended = "failed" if running.too_large else "finished"

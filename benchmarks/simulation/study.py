@@ -32,6 +32,18 @@ SPACE: dict[str, BaseDistribution] = {
     "optimizer": CategoricalDistribution(["adam", "adamw", "sgd"]),
 }
 _SPACE_JSON = {name: distribution_to_json(distribution) for name, distribution in SPACE.items()}
+_FIXED = "fixed_params"
+# Put together once: that takes longer than they do.
+_ADD_PARAMS = sa.insert(models.TrialParamModel.__table__)
+_PLANNED = sa.union_all(
+    *(
+        sa.select(table.c.key, table.c.value_json).where(
+            table.c.trial_id == sa.bindparam("trial_id"), table.c.key == key
+        )
+        for model, key in ((models.TrialUserAttributeModel, PLAN), (models.TrialSystemAttributeModel, _FIXED))
+        for table in (model.__table__,)
+    )
+)
 OBJECTIVE = f"{Path(__file__)}:stand_in"
 REQUEST_BYTES = 20 * GIB
 OVERHEAD_BYTES = int(0.7 * GIB)
@@ -71,6 +83,7 @@ class Worksheet:
     def __init__(self, storage: PoolStorage, rng: random.Random) -> None:
         self._storage = storage
         self._rng = rng
+        self._values: dict[int, float] = {}  #: of trials that run, by id
 
     def begin(self, trial_id: int, worker: str) -> dict[str, Any] | None:
         """Claim a trial as a worker does, and write the parameters that its objective suggests first of all.
@@ -80,18 +93,19 @@ class Worksheet:
         """
         if not claim(self._storage, trial_id, worker):
             return None
-        trial = self._storage.get_trial(trial_id)
-        planned, _ = load_plan(trial.user_attrs.get(PLAN))
-        params = draw(self._rng) | planned | trial.system_attrs.get("fixed_params", {})
         with self._storage.database.transaction() as session:
-            session.execute(sa.insert(models.TrialParamModel.__table__), _param_rows(trial_id, params))
+            found = {key: json.loads(text) for key, text in session.execute(_PLANNED, {"trial_id": trial_id})}
+            planned, _ = load_plan(found.get(PLAN))
+            params = draw(self._rng) | planned | found.get(_FIXED, {})
+            session.execute(_ADD_PARAMS, _param_rows(trial_id, params))
+        self._values[trial_id] = value_of(params)
         return params
 
     def tell(self, trial_id: int, worker: str, device_id: str, *, lease_bytes: int, peak_bytes: int) -> None:
         """Write the facts of a trial, and its value, as a worker does. One that needed more than its lease failed."""
         well = peak_bytes <= lease_bytes
         facts = {ATTEMPT: facts_of(worker, device_id, lease_bytes, peak_bytes)}
-        value = value_of(self._storage.get_trial(trial_id).params)
+        value = self._values.pop(trial_id)
         told = self._storage.move_trial(
             trial_id,
             TrialState.RUNNING,
@@ -129,8 +143,19 @@ def facts_of(
     ).to_json()
 
 
-def give_past(storage: PoolStorage, study_id: int, submission_id: str, count: int, rng: random.Random) -> None:
-    """Add trials of the submission that ended well long ago, to a study that has none yet. All at once: it is quick."""
+def give_past(
+    storage: PoolStorage, study_id: int, submission_id: str, count: int, rng: random.Random, *, differ: bool = False
+) -> None:
+    """Add trials of the submission that ended well long ago, to a study that has none yet. All at once: it is quick.
+
+    Args:
+        storage: The pool's storage.
+        study_id: The study.
+        submission_id: The submission.
+        count: How many.
+        rng: Draws their parameters.
+        differ: Each held what follows from its parameters; else all of them the same.
+    """
     attrs = {
         MARK: Mark(submission=submission_id).to_json(),
         REQUEST: {"bytes": REQUEST_BYTES, "reason": "20 GiB, as the submission says"},
@@ -152,6 +177,9 @@ def give_past(storage: PoolStorage, study_id: int, submission_id: str, count: in
         rows[models.TrialParamModel] += _param_rows(trial_id, params)
         value = {"trial_id": trial_id, "objective": 0, "value": value_of(params), "value_type": "FINITE"}
         rows[models.TrialValueModel].append(value)
+        if differ:
+            peak_bytes = peak_of(params, rng)
+            written[ATTEMPT] = json.dumps(facts_of("earlier", "GPU-earlier", int(1.1 * peak_bytes), peak_bytes))
         rows[models.TrialUserAttributeModel] += [
             {"trial_id": trial_id, "key": key, "value_json": text} for key, text in written.items()
         ]

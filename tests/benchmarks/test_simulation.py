@@ -11,10 +11,13 @@ import pytest
 from benchmarks import simulate
 from benchmarks.simulation import standing
 from benchmarks.simulation.device import Device
+from benchmarks.simulation.listeners import listening
 from benchmarks.simulation.picture import cost_by_size
 from benchmarks.simulation.pool import Outcome, SimulatedPool, Size
+from support.valkey import until
 
 from vrampool.coordinator import Coordinator
+from vrampool.queueing import connect
 
 
 @pytest.fixture
@@ -83,6 +86,26 @@ def test_requests_are_learned_from_simulated_peaks(run):
     assert outcome.ooms < 20
     together = max(sum(start <= at < end for start, end in outcome.ran) for at, _ in outcome.ran)
     assert together > 5, "they run alone only until something is known"
+
+
+def test_requests_are_learned_from_a_past_that_differs(run):
+    outcome = run(devices=3, slots=4, trials=12, past=100, lasts_s=4.0, requests="learned")
+    together = max(sum(start <= at < end for start, end in outcome.ran) for at, _ in outcome.ran)
+    assert together > 3, "none has to run alone, as something is known"
+
+
+def test_every_worker_listens_on_a_connection_of_its_own(valkey):
+    client = connect(valkey, role="test")
+    with listening(valkey, [("all", f"own-{number}") for number in range(150)]):
+        assert client.pubsub_numsub("all", "own-7") == [(b"all", 150), (b"own-7", 1)]
+        assert client.publish("own-7", "x" * 100_000) == 1
+    until(lambda: client.pubsub_numsub("all") == [(b"all", 0)], what="the end of all of them")
+    client.close()
+
+
+def test_what_the_server_worked_is_what_it_says_itself(run):
+    outcome = run(devices=20, trials=60, lasts_s=2.0)
+    assert outcome.server_s == pytest.approx(outcome.server_cpu_s, rel=0.3, abs=0.03)
 
 
 def test_a_study_with_a_past_goes_on_where_it_was(run):
