@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from vrampool.coordinator.depth import Outlook, Room, fits
+from vrampool.coordinator.filling import _beside_exclusive
 from vrampool.units import GIB
 
 BUSY = Room("GPU-1", 10 * GIB, idle=False, slots=3)
@@ -40,15 +42,31 @@ def test_those_that_need_a_device_of_their_own_gather_while_others_run():
     assert Outlook([BUSY], [ALONE, ALONE]).wants(GIB)
     assert Outlook([BUSY], [ALONE, ALONE, 16 * GIB]).wants(GIB)
     assert not Outlook([BUSY], [ALONE, ALONE, ALONE]).wants(GIB)
-    four = replace(BUSY, running=4)
-    assert Outlook([four], [ALONE] * 4).wants(GIB), "of those that run the sampler hears soon"
-    assert not Outlook([four], [ALONE] * 5).wants(GIB)
+
+
+def test_where_others_are_asked_for_meanwhile_more_of_them_gather():
+    """As long as there are any others no device is drained for want of work; of those the sampler hears."""
+    assert not Outlook([BUSY], [ALONE] * 4, beside=7).wants(GIB)
+    assert Outlook([BUSY], [ALONE] * 4, beside=8).wants(GIB)
+    assert not Outlook([BUSY], [ALONE] * 5, beside=8).wants(GIB)
+
+
+def test_who_counts_as_asked_for_meanwhile():
+    def tender(name: str, trials: int, waiting: dict[int, int | None]) -> list[Any]:
+        made = SimpleNamespace(id=name, trials=[None] * trials)
+        return [(made, SimpleNamespace(number=number, vram_bytes=asked)) for number, asked in waiting.items()]
+
+    assert _beside_exclusive([]) == 0
+    assert _beside_exclusive(tender("a", 20, {3: GIB, 19: GIB})) == 0, "none waits for a device of its own"
+    assert _beside_exclusive(tender("a", 20, {5: ALONE, 9: GIB, 12: ALONE})) == 13, "6 to 19 without 12"
+    assert _beside_exclusive(tender("a", 20, {19: ALONE})) == 0
+    assert _beside_exclusive(tender("a", 20, {5: ALONE}) + tender("b", 8, {1: ALONE, 2: ALONE})) == 14 + 5
 
 
 def wants_another(rooms, waiting, smallest) -> bool:
     """The rule as it is written, over everything anew."""
     alone, most = waiting.count(ALONE), len(rooms) + 1
-    if not rooms or alone > max(most, sum(room.running for room in rooms)) or len(waiting) - alone >= most:
+    if not rooms or alone > most or len(waiting) - alone >= most:
         return False
     left = list(waiting)
     for room in rooms:
@@ -67,8 +85,7 @@ def test_one_trial_after_another_it_says_what_it_would_say_with_all_of_them_from
 
     def room(number: int) -> Room:
         idle = rng.random() < 0.4
-        free_bytes = rng.choice([0, 2, 8, 16, 40]) * GIB
-        return Room(f"GPU-{number}", free_bytes, idle, rng.choice([0, 1, 3]), 0 if idle else rng.choice([1, 5]))
+        return Room(f"GPU-{number}", rng.choice([0, 2, 8, 16, 40]) * GIB, idle=idle, slots=rng.choice([0, 1, 3]))
 
     rooms = [room(number) for number in range(rng.randrange(7))]
     waiting = [rng.choice(sizes) for _ in range(rng.randrange(5))]

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from vrampool.coordinator.tender import Tender
 
 
+#: So many others are asked for before one more may wait for a device of its own.
+_OTHERS_FOR_ONE = 2
+
+
 @dataclass(frozen=True)
 class Room:
     """What one device can take now."""
@@ -23,7 +27,6 @@ class Room:
     free_bytes: int
     idle: bool  #: nothing runs on it, so it could take an exclusive trial
     slots: int  #: trials it may start yet
-    running: int = 0  #: trials on it
 
 
 def rooms_of(records: Iterable[WorkerRecord]) -> list[Room]:
@@ -34,7 +37,6 @@ def rooms_of(records: Iterable[WorkerRecord]) -> list[Room]:
             record.open_bytes,
             not record.running and not record.earmark,
             record.slots - len(record.running),
-            len(record.running),
         )
         for record in records
         if record.state == "ready"
@@ -55,9 +57,10 @@ class Outlook:
     for it, and at most one trial more waits than there are devices. Quality of generation-based samplers falls with
     every trial that waits (a depth of 4 cost CMA-ES 30 % of its result), and hand-over takes milliseconds.
 
-    Trials that wait for a device of their own are counted apart, up to two more than devices, or one more than run:
-    others run meanwhile, and the sampler hears of those; a device that is drained for one of them takes the next ones
-    too. A drain for each would leave it half empty each time, and one while others could still run as well.
+    Trials that wait for a device of their own are counted apart, up to two more than devices: others run meanwhile,
+    and a device that is drained for one of them takes the next ones too. A drain for each leaves it empty each time.
+    Where they are few among others there may be more: one for two others that were asked for since the first of them.
+    The sampler hears of those, and as long as there are any no device is drained for want of work.
 
     Every device is looked at once, whatever number of trials is asked for: it takes the first that fits of those that
     wait, or is passed, and then only new ones can be for it.
@@ -65,11 +68,12 @@ class Outlook:
     Args:
         rooms: Of all devices that take trials, in the order in which they are filled.
         waiting: Requests of the trials that wait, in their order.
+        beside: Others that were asked for since the first of those that wait for a device of their own.
     """
 
-    def __init__(self, rooms: Sequence[Room], waiting: Sequence[int | None]) -> None:
+    def __init__(self, rooms: Sequence[Room], waiting: Sequence[int | None], beside: int = 0) -> None:
         self._most = len(rooms) + 1 if rooms else 0
-        self._most_alone = max(self._most, sum(room.running for room in rooms))
+        self._most_alone = max(self._most, beside // _OTHERS_FOR_ONE)
         self._alone = sum(request is None for request in waiting)
         self._others = len(waiting) - self._alone
         self._left = list(waiting)
