@@ -128,7 +128,8 @@ def test_the_reason_says_what_was_really_added(past, overhead, words):
         (8 * GIB, 4 * GIB, 20 * GIB, 6 * GIB),  # a tenth of the device, however unsure
         (20 * GIB, 12 * GIB, 20 * GIB, 15 * GIB),  # a quarter of what it needs, which is more
         (11 * GIB, 10 * GIB, 20 * GIB, 11 * GIB),  # a small margin stays
-        (19 * GIB, 13 * GIB, 20 * GIB, 19 * GIB),  # nothing to speak of would fit beside it
+        (19 * GIB, 14 * GIB, 20 * GIB, int(17.5 * GIB)),  # what is left is enough for small ones
+        (19 * GIB, 16 * GIB, 20 * GIB, 19 * GIB),  # nothing to speak of would fit beside it
         (60 * GIB, 30 * GIB, 20 * GIB, 60 * GIB),  # it needs more than there is
     ],
 )

@@ -136,14 +136,13 @@ def beside_others(asked_bytes: int, predicted_bytes: int, largest_bytes: int | N
 
     A margin that takes a good part of a device leaves no room for another trial. Where it is a matter of doubt more
     than of need, being tried again costs less time than running without company: so the margin is at most a tenth of
-    the device, or a quarter of what is predicted where that is more. What needs almost all of the device even so keeps
-    its margin: it would be alone anyway.
+    the device, or a quarter of what is predicted where that is more. What is predicted to need almost all of the device
+    keeps its margin: it would be alone anyway.
     """
-    if largest_bytes is None:
+    if largest_bytes is None or predicted_bytes > ALMOST_ALL * largest_bytes:
         return asked_bytes
-    most_bytes = predicted_bytes + max(int(predicted_bytes * (_FACTOR - 1)), int(_MARGIN_SHARE * largest_bytes))
-    kept_bytes = _round(most_bytes)
-    return asked_bytes if kept_bytes > ALMOST_ALL * largest_bytes else min(asked_bytes, kept_bytes)
+    margin_bytes = max(int(predicted_bytes * (_FACTOR - 1)), int(_MARGIN_SHARE * largest_bytes))
+    return min(asked_bytes, _round(predicted_bytes + margin_bytes))
 
 
 def _predicted(
