@@ -129,10 +129,10 @@ def _all(console: Console, part: str | None) -> dict[str, list[Outcome]]:
             replace(plain, devices=count, trials=max(300, 2 * count), lasts_s=count / _RATE)
             for count in (3, 10, 30, 100, 300, 600, 1000)
         ],
-        "load": [replace(few, trials=200, lasts_s=lasts_s) for lasts_s in (20.0, 6.0, 2.0, 1.0, 0.5)],
+        "load": [replace(few, trials=200, lasts_s=lasts_s) for lasts_s in (20.0, 6.0, 2.0, 1.0, 0.5, 0.25)],
         "load of 1 000": [
             Size(devices=1000, trials=trials, lasts_s=lasts_s)
-            for lasts_s, trials in ((100.0, 2000), (50.0, 2500), (25.0, 2500), (12.5, 3000))
+            for lasts_s, trials in ((100.0, 2000), (50.0, 2500), (25.0, 2500), (12.5, 3000), (6.0, 4000))
         ],
         "whole study": [Size(devices=1000, trials=10_000, lasts_s=60.0)],
         "learned": [

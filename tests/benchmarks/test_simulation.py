@@ -6,10 +6,11 @@ import itertools
 import json
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from benchmarks import simulate
-from benchmarks.simulation import standing
+from benchmarks.simulation import pool, standing
 from benchmarks.simulation.device import Device
 from benchmarks.simulation.listeners import listening
 from benchmarks.simulation.picture import cost_by_size
@@ -18,6 +19,7 @@ from support.valkey import until
 
 from vrampool.coordinator import Coordinator
 from vrampool.queueing import connect
+from vrampool.units import GIB
 
 
 @pytest.fixture
@@ -25,14 +27,14 @@ def run(valkey, tmp_path):
     """A function that simulates a pool and returns what was seen; its study must be done then."""
 
     def run(**options) -> Outcome:
-        pool = SimulatedPool(Size(**options), valkey, tmp_path)
-        outcome = pool.run(60.0)
-        assert pool.finished
-        states = Counter(trial.state.name for trial in pool.trials())
-        assert states.pop("COMPLETE") == pool.size.past + pool.size.trials, "each once"
+        simulated = SimulatedPool(Size(**options), valkey, tmp_path)
+        outcome = simulated.run(60.0)
+        assert simulated.finished
+        states = Counter(trial.state.name for trial in simulated.trials())
+        assert states.pop("COMPLETE") == simulated.size.past + simulated.size.trials, "each once"
         assert states.pop("FAIL", 0) == outcome.ooms
         assert not states
-        pool.close()
+        simulated.close()
         return outcome
 
     return run
@@ -86,6 +88,23 @@ def test_requests_are_learned_from_simulated_peaks(run):
     assert outcome.ooms < 20
     together = max(sum(start <= at < end for start, end in outcome.ran) for at, _ in outcome.ran)
     assert together > 5, "they run alone only until something is known"
+
+
+def test_a_retry_is_called_out_to_one_worker_too(run, monkeypatch):
+    called: list[Sequence[str] | None] = []
+    call, calls = SimulatedPool._call, itertools.count(1)
+
+    def noting(self: SimulatedPool, workers: Sequence[str] | None) -> None:
+        called.append(workers)
+        call(self, workers)
+
+    monkeypatch.setattr(SimulatedPool, "_call", noting)
+    monkeypatch.setattr(SimulatedPool, "_look", lambda self: None)  # nobody comes by
+    monkeypatch.setattr(pool, "peak_of", lambda _params, _rng: (30 if next(calls) % 12 == 0 else 8) * GIB)
+    outcome = run(devices=8, slots=4, trials=80, lasts_s=4.0, requests="learned")
+    assert outcome.ooms > 0
+    assert None not in called, "that would be everybody"
+    assert sum(len(workers) for workers in called) < 1.5 * (80 + outcome.ooms)
 
 
 def test_requests_are_learned_from_a_past_that_differs(run):

@@ -46,8 +46,15 @@ class Filling:
         self._patience = Patience(age_limit_s)
         self._clock = clock
         self._calls = Calls()
+        self._retries: list[tuple[Tender, Ticket]] = []  #: nobody was called to them yet
         self._read_at_s = -1e9
         self._made: dict[int, int] = {}  #: trials in a study, by its id, as far as they were made in this look
+
+    def retry(self, tender: Tender, tickets: Sequence[Ticket]) -> None:
+        """Put retries into the queue, ahead of others. Whoever has room for them is called when the pool is filled."""
+        for ticket in tickets:
+            self._loop.enqueue([ticket], front=True, workers=())
+            self._retries.append((tender, ticket))
 
     def fill(self, tenders: Mapping[str, Tender], in_order: Sequence[Tender], read_at_s: float) -> None:
         """Ask for trials, and call to those that wait.
@@ -61,7 +68,8 @@ class Filling:
         asking = [tender for tender in owing(in_order) if tender.may_create()]
         if not asking:
             self._patience.forget()
-        waiting = _waiting(in_order)
+        retries, self._retries = self._retries, []
+        waiting = _waiting(in_order, retries)
         if not asking and not waiting:
             return
         records = self._roster()
@@ -72,9 +80,11 @@ class Filling:
             tender.look_at(records)
         rooms = rooms_of(records)
         queue = [(tender.spec.priority, ticket.vram_bytes) for tender, ticket in waiting]
+        beside = _beside_exclusive(waiting)
         for tender in asking:
             # What waits with a lower priority comes after it, so takes no room from it.
-            outlook = Outlook(rooms, [request for priority, request in queue if priority >= tender.spec.priority])
+            ahead = [request for priority, request in queue if priority >= tender.spec.priority]
+            outlook = Outlook(rooms, ahead, beside)
             while tender.may_create(len(rooms)) and outlook.wants(tender.smallest_request()):
                 ticket = self._create(tender)
                 if ticket is None:
@@ -96,8 +106,12 @@ class Filling:
 
     def _read_anew(self, tender: Tender) -> None:
         self._read_at_s = self._clock()
-        self._loop.enqueue(tender.observe(self._all_of(tender)), front=True)
+        self._observe(tender)
         self._loop.read_row(tender)  # after the trials: one that is seen finished has told its stop before
+
+    def _observe(self, tender: Tender) -> None:
+        for ticket in tender.observe(self._all_of(tender)):
+            self._loop.enqueue([ticket], front=True, workers=self._calls.new(_call(tender, ticket), self._clock()))
 
     def _all_of(self, tender: Tender) -> list[FrozenTrial]:
         return self._storage.get_all_trials(tender.study_id, deepcopy=False)  # type: ignore[no-any-return]
@@ -111,7 +125,7 @@ class Filling:
 
     def _create(self, tender: Tender) -> Ticket | None:
         if len(tender.trials) < self._made.get(tender.study_id, 0):  # another submission of the study made some
-            self._loop.enqueue(tender.observe(self._all_of(tender)), front=True)
+            self._observe(tender)
         try:
             return tender.create()
         except (TransientStorageError, StorageInternalError, StaleLeaderError):
@@ -125,14 +139,32 @@ class Filling:
             return None
 
 
-def _waiting(tenders: Sequence[Tender]) -> list[tuple[Tender, Ticket]]:
-    """Return what waits, about in the order of the queue; of submissions that end all was cancelled a moment ago."""
-    return [
-        (tender, tender.ticket_of(trial))
-        for tender in sorted(tenders, key=lambda item: -item.spec.priority)
-        if tender.row.state == SubmissionState.OPEN
-        for trial in tender.waiting()
-    ]
+def _waiting(tenders: Sequence[Tender], retries: Sequence[tuple[Tender, Ticket]]) -> list[tuple[Tender, Ticket]]:
+    """Return what waits, about in the order of the queue; of submissions that end all was cancelled a moment ago.
+
+    Args:
+        tenders: All submissions.
+        retries: What was made after their trials had been read.
+    """
+    found: list[tuple[Tender, Ticket]] = []
+    for tender in sorted(tenders, key=lambda item: -item.spec.priority):
+        if tender.row.state == SubmissionState.OPEN:
+            made = {ticket.number: ticket for other, ticket in retries if other is tender}
+            seen = [tender.ticket_of(trial) for trial in tender.waiting() if trial.number not in made]
+            found += [(tender, ticket) for ticket in (*made.values(), *seen)]
+    return found
+
+
+def _beside_exclusive(waiting: Sequence[tuple[Tender, Ticket]]) -> int:
+    """Return how many other trials were asked for since the first of those that wait for a device of their own."""
+    alone: dict[str, list[int]] = {}
+    made: dict[str, int] = {}
+    for tender, ticket in waiting:
+        if ticket.vram_bytes is None:
+            alone.setdefault(tender.id, []).append(ticket.number)
+            made[tender.id] = len(tender.trials)
+    # A retry that was made just now is not among its submission's trials yet.
+    return sum(max(0, made[name] - min(numbers) - len(numbers)) for name, numbers in alone.items())
 
 
 def _call(tender: Tender, ticket: Ticket) -> Waiting:

@@ -209,7 +209,7 @@ class Coordinator:
             self._largest_at_s = now_s if self._largest_bytes else -1e9
         for tender in self._in_order():
             tender.sizing.largest_bytes = self._largest_bytes
-            self.enqueue(tender.observe(trials[tender.study_id]), front=True)
+            self._filling.retry(tender, tender.observe(trials[tender.study_id]))
             self._judge(tender)
         self._reap(now_s)
         if now_s - self._reconciled_at_s > RECONCILE_S:
