@@ -29,6 +29,7 @@ from vrampool.storage import (
     keep_trying,
     mark_of,
 )
+from vrampool.waiting import TroubleNews
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -233,6 +234,7 @@ class Handle:
         deadline = None if timeout is None else time.monotonic() + timeout
         warned = False
         started = time.monotonic()
+        troubles = TroubleNews(self.study_name, self.workers, started)
         with self._events.subscribe() as wake:
             while True:
                 progress = self.outlast(self.progress, deadline)
@@ -245,6 +247,8 @@ class Handle:
                     raise TimeoutError(f"{self.study_name} has not ended after {timeout:g} s; it goes on")
                 if not warned and (waited_s := time.monotonic() - started) > ORPHAN_S and not progress.running:
                     warned = self._warn_without_worker(waited_s)
+                for text in troubles.at(time.monotonic()):
+                    warnings.warn(text, stacklevel=2)
                 left = LOOK_S if deadline is None else min(LOOK_S, max(0.0, deadline - time.monotonic()))
                 # Tiny trials end by the dozen: each look reads the study, so events within one pause are one look.
                 if wake.wait(left):

@@ -24,6 +24,7 @@ CHILD_MODULE = "vrampool_worker.child"
 class ChildFrame(StrEnum):
     """Value of the key ``t`` of each frame between worker and child."""
 
+    IMPORTING = "importing"  #: child -> worker: it begins to import a module ahead of its trial. {module, pid}
     READY = "ready"  #: child -> worker: imports done, waits for its trial. {pid, preload_s}
     START = "start"  #: worker -> child: the one trial (`ChildStart`); a bundle follows as a raw frame
     STARTED = "started"  #: child -> worker: cap set and read back, user code begins. {cap_bytes, cap_source}

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from vrampool.queueing import WaitingJob, WorkerRecord
 from vrampool.queueing.taking import WINDOW
@@ -157,3 +157,43 @@ def _trials(worker: WorkerRecord) -> str:
 def _name(other: WaitingJob, job: WaitingJob) -> str:
     """Name another trial: by its number alone within one study."""
     return f"trial {other.number}" if other.study == job.study else f"{other.study}/{other.number}"
+
+
+def troubles_of(workers: Sequence[WorkerRecord], study: str) -> list[str]:
+    """Say what holds up trials of a study that have started or are to start, and what helps, a line for each."""
+    labels = device_labels(workers)
+    found = []
+    for worker in workers:
+        running = [item for item in worker.running if item.trouble and item.study == study]
+        found += [f"{item.study}/{item.number} on {labels[worker.name]}: {item.trouble}" for item in running]
+        found += [f"{labels[worker.name]}: {text}" for text in worker.troubles]
+    return found
+
+
+#: Pause between two looks of somebody who waits for a study: each asks for the records of all workers.
+TROUBLE_LOOK_S = 5.0
+
+
+class TroubleNews:
+    """What holds up trials of a study, each told once, to somebody who waits for it.
+
+    Args:
+        study: Its name.
+        workers: Returns the records of all live workers.
+        now_s: The time, by a clock that only goes forward; nothing is looked for before a pause.
+    """
+
+    def __init__(self, study: str, workers: Callable[[], Sequence[WorkerRecord]], now_s: float) -> None:
+        self._study = study
+        self._workers = workers
+        self._looked_s = now_s
+        self._told: set[str] = set()
+
+    def at(self, now_s: float) -> list[str]:
+        """Return what is new; most of the time nothing is looked for."""
+        if now_s - self._looked_s < TROUBLE_LOOK_S:
+            return []
+        self._looked_s = now_s
+        news = [text for text in troubles_of(self._workers(), self._study) if text not in self._told]
+        self._told.update(news)
+        return news

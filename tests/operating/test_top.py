@@ -84,6 +84,12 @@ def test_what_ended_trials_left_behind_is_told():
     assert shown[4] == "  digits/3 left 1.0 GiB"
 
 
+def test_what_holds_trials_up_is_told():
+    still = RunningTrial("digits", 12, GIB, GIB, NOW, trouble="its process 17 was stopped")
+    shown = lines(snapshot([device(running=[still], troubles=("importing hangs ahead of trials",))]))
+    assert shown[4:6] == ["  importing hangs ahead of trials", "  digits/12 does nothing: its process 17 was stopped"]
+
+
 def test_the_bar_tells_by_form_what_is_held_leased_and_free():
     assert bar(10, 100, 40, 70).plain == "████▒▒▒···"
     assert bar(10, 100, 1, 1).plain == "█·········", "what is there is seen"

@@ -17,13 +17,14 @@ import vrampool
 from vrampool_worker.children import forkserver
 from vrampool_worker.children.forkserver import ForkServer
 
-#: A module that leaves its process id, and is there once the file `go` is.
+#: A module that leaves its process id, and is there once the file `go` is; it computes all the while.
 SLOW = """
 import os, time
 FOLDER = os.environ["SLOW_MODULE"]
 open(f"{FOLDER}/importing-{os.getpid()}", "w").close()
 while not os.path.exists(f"{FOLDER}/go"):
     time.sleep(0.01)
+    sum(range(50_000))
 """
 
 
@@ -47,6 +48,7 @@ class Slow:
         """Submit a trial, and return when the worker holds it and the server imports."""
         handle = self.live.submit(lambda trial: 1.0)
         until(lambda: self.live.device().running, what="a trial that waits")
+        until(lambda: handle.progress().running, what="one that is claimed")
         until(self.importing, what="a server that imports")
         return handle
 

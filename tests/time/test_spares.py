@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from vrampool_worker.children import spares
+from vrampool_worker.children.importing import Importing
 from vrampool_worker.children.spares import SpareShelf, private_bytes_of
 
 MIB = 1024**2
@@ -25,6 +26,7 @@ class PaperChild:
     ready: bool = False
     start_s: float = 0.0
     killed: bool = False
+    importing: Importing | None = None
 
     def be_ready(self, start_s: float) -> None:
         self.ready, self.start_s = True, start_s

@@ -119,6 +119,7 @@ class Attempt:
     mps_reason: str = ""  #: why not, on a card with MPS
     mps_client: bool | None = None  #: as the daemon says; None: not asked yet
     dropped: str | None = None  #: not ours any more: nothing is told, for this reason
+    trouble: str = ""  #: what holds it up and what helps, in words, for as long as it does
     final_state: str = ""
     conclusion: Conclusion | None = None
 

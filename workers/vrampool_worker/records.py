@@ -64,10 +64,11 @@ class Chronicle:
             offer.idle,
             loop.ledger.earmark,
             0 if offer.closed else loop.memory.moves.shrinkable_bytes() // (64 * 1024**2),
-            tuple((item.lease_id, item.reported and item.settled, item.exclusive) for item in running),
+            tuple((item.lease_id, item.reported and item.settled, item.exclusive, item.trouble) for item in running),
             tuple((item.job_id, item.execution_id) for item in loop.attempts.values()),
             tuple(loop.refused),
             loop.releases.sentences,
+            _troubles(loop),
             _unknown(loop),
             loop.ledger.overhead_bytes,
         )
@@ -99,6 +100,7 @@ class Chronicle:
                 since=item.started_epoch_s or time.time(),
                 peak_bytes=(loop.memory.peak(item) or None) if item.reported and item.settled else None,
                 reason=loop.ledger.said(item.lease_id),
+                trouble=item.trouble,
             )
             for item in loop.attempts.values()
             if item.stage is not Stage.CLOSED and not item.released
@@ -128,6 +130,7 @@ class Chronicle:
             full_submissions=tuple(full_submissions(loop)),
             unknown=_unknown(loop),
             leftovers=loop.releases.sentences,
+            troubles=_troubles(loop),
             overhead_bytes=loop.ledger.overhead_bytes if loop.device.kind == "cuda" else None,
             mps=_mps(loop),
             beat_at=time.time(),
@@ -254,6 +257,10 @@ def _unknown(loop: WorkerLoop) -> tuple[str, ...]:
         return ()
     # Utilisation is known from the second reading on; with it each worker would begin with a change.
     return tuple(name for name in loop.reading.unknown if name != "utilisation")
+
+
+def _troubles(loop: WorkerLoop) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text for text in (loop.supply.trouble, loop.spares.trouble) if text))
 
 
 def _mps(loop: WorkerLoop) -> MpsState | None:

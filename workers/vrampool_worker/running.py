@@ -20,6 +20,7 @@ from vrampool_worker.endings import Place
 from vrampool_worker.gap_watch import GapWatch, allocator_options
 from vrampool_worker.kernel_kills import count_kills
 from vrampool_worker.settlement import Conclusion, conclude
+from vrampool_worker.stopped_watch import StoppedWatch
 from vrampool_worker.trial_server import describe_error
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Runner:
         self.children: set[Child] = set()
         self._attempts: dict[Child, Attempt] = {}
         self._awaiting: dict[Attempt, Opened] = {}  #: in the order in which they were claimed
+        self.stopped = StoppedWatch(loop)
 
     # ---- starting ------------------------------------------------------------------------------------
 
@@ -104,12 +106,10 @@ class Runner:
 
     def _check_started(self, attempt: Attempt) -> None:
         if attempt.stage is Stage.RUNNING and attempt.started_at_s is None:
-            self.end(
-                attempt,
-                EndKind.CRASHED,
-                f"its process did not begin the objective within {START_LIMIT_S:.0f} s",
-                ask=False,
-            )
+            text = f"its process did not begin the objective within {START_LIMIT_S:.0f} s"
+            if attempt.child is not None and attempt.child.importing is not None:
+                text += f": it imports {attempt.child.importing.module} (--preload) all the while"
+            self.end(attempt, EndKind.CRASHED, text, ask=False)
 
     def _timed_out(self, attempt: Attempt, limit_s: float) -> None:
         if attempt.stage is Stage.RUNNING:

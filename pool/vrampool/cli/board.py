@@ -145,7 +145,7 @@ def _device(device: WorkerRecord, snapshot: Snapshot, width: int, marks: Sequenc
     yield Text.assemble("  ", bar(room, device.budget_bytes, held + strangers, leased + strangers, marks), f"  {words}")
     if device.reason:
         yield Text(f"  {device.reason}", style="dim" if device.state == "ready" else "yellow")
-    for note in (*device.leftovers, *(device.mps.notes if device.mps is not None else ())):
+    for note in (*device.held_up, *device.leftovers, *(device.mps.notes if device.mps is not None else ())):
         yield Text(f"  {note}", style="yellow")
     names = [f"{item.study}/{item.number}" for item in device.running]
     wide = min(max(map(len, names), default=0), max(12, width - 56))

@@ -199,6 +199,9 @@ def _where_it_runs(study_name: str, number: int, pool: Any) -> Iterator[str]:
                 yield f"runs on {device.device_name} of {device.host} (worker {device.name}): {lease}"
                 if item.reason:
                     yield item.reason
+                if item.trouble:
+                    yield f"it does nothing: {item.trouble}"
+                yield from device.troubles
 
 
 def _why_study(handle: Any, pool: Any) -> None:
@@ -215,8 +218,12 @@ def _why_study(handle: Any, pool: Any) -> None:
 
 
 def _print_room(handle: Any, pool: Any) -> None:
+    from vrampool.waiting import troubles_of
+
     for device in pool.devices():
         print(f"{device.device_name} of {device.host}: {device.state}; {device.reason}")
+    for text in troubles_of(pool.devices(), handle.study_name):
+        print(text)
     reason = handle.without_worker()
     if reason:
         print(reason)

@@ -1,4 +1,4 @@
-"""What `vrampool status` says of a device's memory beside its bars: proof of release, leftovers, what is not known."""
+"""What `vrampool status` says of a device beside its bars: what holds trials up, proof of release, leftovers, gaps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _FIELDS = {
 
 
 def device_notes(device: WorkerRecord, releases: ReleaseSummary | None) -> Iterator[str]:
-    """Yield lines on a device's memory."""
+    """Yield lines on a device: what holds its trials up, and what is known of its memory."""
+    yield from device.held_up
     if releases is not None:
         yield release_words(releases)
     for leftover in device.leftovers:

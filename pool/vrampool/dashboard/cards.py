@@ -79,7 +79,7 @@ def card(
 
 def _notes(worker: WorkerRecord) -> list[str]:
     """Return what somebody may want to do something about."""
-    return [*worker.leftovers, *(worker.mps.notes if worker.mps is not None else ())]
+    return [*worker.held_up, *worker.leftovers, *(worker.mps.notes if worker.mps is not None else ())]
 
 
 def _of(known: Mapping[Any, Mapping[str, Any]], trial: Any, name: str) -> Any:

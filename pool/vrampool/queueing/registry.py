@@ -31,6 +31,7 @@ class RunningTrial:
     since: float  #: seconds since the epoch
     peak_bytes: int | None = None  #: the most it was seen to hold; only once it has reported, so has been once around
     reason: str = ""  #: what the ledger last decided about it, in words
+    trouble: str = ""  #: what holds it up and what helps, in words; empty: nothing
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Self:
@@ -91,6 +92,7 @@ class WorkerRecord:
     capabilities: tuple[str, ...] = ()  #: beside its device's kind; what a trial's `requires` is compared with
     unknown: tuple[str, ...] = ()  #: figures that a GPU does not tell: names of a reading's fields
     leftovers: tuple[str, ...] = ()  #: what ended trials left in use on the device, and who holds it, in words
+    troubles: tuple[str, ...] = ()  #: what holds trials up that are to start here, and what helps, in words
     overhead_bytes: int | None = None  #: what a trial's lease is larger than the cap on torch's allocator; CPU: None
     grantable_bytes: int | None = None  #: of the budget, what a trial can get at most: the rest is the driver's
     shrinkable_bytes: int = 0  #: what its running trials could give back for one that waits
@@ -106,6 +108,12 @@ class WorkerRecord:
         if self.earmark and self.room_bytes is not None:
             return self.room_bytes
         return self.free_bytes + self.shrinkable_bytes
+
+    @property
+    def held_up(self) -> tuple[str, ...]:
+        """Return what holds trials up here, those that are to start and those that run, a line for each."""
+        running = (f"{item.study}/{item.number} does nothing: {item.trouble}" for item in self.running if item.trouble)
+        return (*self.troubles, *running)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as a dict that `json.dumps` takes."""
@@ -123,7 +131,7 @@ class WorkerRecord:
 
 
 #: Fields that JSON gives back as lists.
-_TUPLES = ("unknown", "leftovers", "capabilities", "full_submissions")
+_TUPLES = ("unknown", "leftovers", "troubles", "capabilities", "full_submissions")
 
 
 def _known(cls: type[Any], raw: dict[str, Any]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def serve(arguments: list[str]) -> None:
 def _prepare(link: socket.socket, modules: list[str]) -> bool:
     """Import modules, and say whether trials may be forked from here; also return that."""
     began_s = time.perf_counter()
-    process.preload(modules)
+    process.preload(modules, lambda name: _say(link, {"importing": name}))
     process.import_the_rest()
     gc.collect()
     gc.freeze()  # or the first collection of each trial would write to, and so copy, every page of all modules

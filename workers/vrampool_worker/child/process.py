@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 import types
+from collections.abc import Callable
 from typing import NoReturn
 
 from vrampool import framing
@@ -37,7 +38,7 @@ class TrialProcess:
         _set_streams()
         _hide_main()
         began_s = time.perf_counter()
-        preload(self._preload)
+        preload(self._preload, self._tell_import)
         ready = {"t": "ready", "pid": os.getpid(), "preload_s": round(time.perf_counter() - began_s, 4)}
         os.write(self._frames_fd, framing.encode(ready))
 
@@ -46,6 +47,9 @@ class TrialProcess:
 
         TrialRun(self._frames_fd, self._scratch).run()
         leaving.leave()
+
+    def _tell_import(self, name: str) -> None:
+        os.write(self._frames_fd, framing.encode({"t": "importing", "module": name, "pid": os.getpid()}))
 
 
 def _set_streams() -> None:
@@ -64,10 +68,11 @@ def _hide_main() -> None:
     sys.modules["__main__"] = types.ModuleType("__main__")
 
 
-def preload(names: list[str]) -> None:
+def preload(names: list[str], tell: Callable[[str], None]) -> None:
     """Import modules as far as they are installed; what fails is printed: an objective that needs it meets it again.
 
-    Modules stay, so the collector finds nothing among them: without it torch is there a fifth sooner.
+    Each is told of before it is imported, so that one that hangs is known by its name. Modules stay, so the collector
+    finds nothing among them: without it torch is there a fifth sooner.
     """
     if not names:
         return
@@ -79,6 +84,7 @@ def preload(names: list[str]) -> None:
         for name in names:
             try:
                 if importlib.util.find_spec(name.partition(".")[0]) is not None:
+                    tell(name)
                     importlib.import_module(name)
             except Exception:  # the objective may never need it, and meets the same error if it does
                 leaving.print_error()

@@ -10,6 +10,7 @@ Nothing here blocks and there are no threads. A `Child` lives on the selector an
 
 and calls ``on_event(child, event)`` from there. What comes, in this order (`events` says what each holds)::
 
+    IMPORTING                                        any number
     READY                                            imports are done
     STARTED                                          after `begin`: cap and seeds are set
     CALL, SAMPLE, STEP, HINT, RECAPPED, GROW         any number, in any order
@@ -44,6 +45,7 @@ from vrampool_worker.children.control import ControlIntake
 from vrampool_worker.children.events import Event, EventKind
 from vrampool_worker.children.forkserver import ForkServer
 from vrampool_worker.children.frames import to_event
+from vrampool_worker.children.importing import Importing
 from vrampool_worker.children.intake import FrameIntake, OutputIntake
 from vrampool_worker.children.launch import Launched, clear_scratch, launch, scratch_folder
 from vrampool_worker.children.log import ChildLog
@@ -101,6 +103,7 @@ class Child:
         pid: The trial's process; None until READY.
         preload_s: What its imports took; 0 until READY, and for one that was forked with them.
         start_s: From its start until READY; 0 until then.
+        importing: What it imports, until READY.
         forked: Whether it was forked from a process with everything imported.
         bare: Whether nothing is imported ahead of its trial.
         outcome: How the objective ended; None until OUTCOME.
@@ -114,6 +117,7 @@ class Child:
         self.pid: int | None = None
         self.preload_s = 0.0
         self.start_s = 0.0
+        self.importing: Importing | None = None
         self.ready_at_s: float | None = None
         self.outcome: Outcome | None = None
         self.log = log
@@ -294,7 +298,10 @@ class Child:
         return found
 
     def _note(self, event: Event) -> None:
-        if event.kind is EventKind.READY:
+        if event.kind is EventKind.IMPORTING:
+            self.importing = Importing(event.data["module"], event.data["pid"], time.monotonic())
+        elif event.kind is EventKind.READY:
+            self.importing = None
             self.pid, self.preload_s = event.data["pid"], event.data["preload_s"]
             self.ready_at_s = time.monotonic()
             self.start_s = self.ready_at_s - self.spawned_at_s

@@ -11,6 +11,7 @@ from typing import Any
 class EventKind(StrEnum):
     """Kind of an event; beside it, what its data hold."""
 
+    IMPORTING = "importing"  #: it begins to import a module ahead of its trial. {module, pid}
     READY = "ready"  #: imports are done, it waits for its trial or has it already. {pid, preload_s}
     STARTED = "started"  #: cap and seeds are set, the objective is loaded next. {cap_bytes|None, cap_source: in words}
     CALL = "call"  #: a call of the proxy trial, to be answered with `Child.reply`. {id, name, args}

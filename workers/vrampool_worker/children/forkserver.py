@@ -17,7 +17,10 @@ from typing import Any
 
 from vrampool.forking import ForkedProcess
 from vrampool_worker.children import orphans
+from vrampool_worker.children.importing import Importing
+from vrampool_worker.children.intake import OutputIntake
 from vrampool_worker.children.launch import Launched, Pipes
+from vrampool_worker.children.log import ChildLog
 
 _log = logging.getLogger("vrampool.worker")
 
@@ -30,6 +33,9 @@ _MOST_STARTS = 5
 #: While the server imports, it is worth waiting for: a trial that is spawned would import the same beside it, and both
 #: would take twice as long. Once it has taken so long, something hangs, or the next process finds the files in memory.
 IMPORT_S = 30.0
+#: Kept of what it prints while it imports: some modules print without end.
+_LOG_BYTES = 16 * 1024
+_TOLD_BYTES = 2000  # of them in our own log
 
 
 class ForkServer:
@@ -55,6 +61,11 @@ class ForkServer:
         self._starts = 0
         self._failures = 0
         self._imports_since_s = 0.0
+        self._importing: Importing | None = None
+        self._output_r: int | None = None  #: the pipe of what it prints, until that is listened to
+        self._output: OutputIntake | None = None
+        self._printed = ChildLog(_LOG_BYTES)
+        self._told_bytes = 0  #: of what it printed
         self._not_before_s = 0.0
         self.ready = False
         self.refusal = ""  #: why trials cannot be forked here at all
@@ -67,13 +78,16 @@ class ForkServer:
         """Start the server; it imports on its own. In the main thread: it dies with the thread that starts it."""
         self._starts += 1
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        self._output_r, output_w = os.pipe2(os.O_CLOEXEC)
+        with theirs, os.fdopen(output_w, "wb") as output:
             command = [self._python, "-P", "-m", MODULE, str(theirs.fileno()), str(os.getpid())]
             try:
                 process = subprocess.Popen(
                     [*command, ",".join(self._modules)],
                     env=self._environment,
                     stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
                     pass_fds=(theirs.fileno(),),
                     process_group=0,
                 )
@@ -92,16 +106,49 @@ class ForkServer:
         self._listen()
 
     def _listen(self) -> None:
-        if self._selector is not None and self._link is not None:
-            self._selector.register(self._link, selectors.EVENT_READ, lambda _mask: self._hear())
+        if self._selector is None or self._link is None:
+            return
+        self._selector.register(self._link, selectors.EVENT_READ, lambda _mask: self._hear())
+        if self._output_r is not None:
+            self._printed, self._told_bytes = ChildLog(_LOG_BYTES), 0
+            self._output = OutputIntake(self._output_r, self._printed, self._selector, lambda _mask: self._read())
+            self._output_r = None
+
+    def _read(self) -> None:
+        assert self._output is not None
+        self._output.read(time.monotonic())
+
+    def _tell_printed(self) -> None:
+        """Put the end of what it has printed since the last time into our own log: it may say why an import failed."""
+        if self._output is not None:
+            self._output.drain()
+        news = self._printed.since(self._told_bytes)
+        if not news:
+            return
+        end = news[-1][0] + len(news[-1][1])
+        text = b"".join(data for _, data in news)[-_TOLD_BYTES:].decode(errors="replace").strip()
+        size = end - self._told_bytes
+        self._told_bytes = end
+        _log.info("the process that trials are forked from printed %d bytes, last of them:\n%s", size, text)
 
     def imports(self, now_s: float) -> bool:
         """Whether trials can probably be forked sooner than one that is spawned now would have its imports.
 
-        False for one that takes long, and for one that died before: it may do so again.
+        False for one that takes long or hangs, and for one that died before: it may do so again.
         """
+        if self._output is not None and self._output.due_s is not None and now_s >= self._output.due_s:
+            self._read()
+        if self._importing is not None:
+            self._importing.look(now_s)
+            if self._importing.hangs:
+                return False
         waits = self._link is not None and not self.ready and not self._failures
         return waits and now_s - self._imports_since_s < IMPORT_S
+
+    @property
+    def trouble(self) -> str:
+        """Return what is wrong with an import of it, in words; empty: nothing."""
+        return self._importing.trouble if self._importing is not None else ""
 
     def include(self, modules: Sequence[str]) -> None:
         """Have the server import what it was not told of when it was started; while it imports, say it again later."""
@@ -148,6 +195,11 @@ class ForkServer:
         except (OSError, ValueError) as error:
             self._pause("has ended" if self.ready else f"ended while it imported: {error}")
             return
+        if "importing" in news:
+            self._importing = Importing(str(news["importing"]), self.pid or 0, time.monotonic())
+            return
+        self._importing = None
+        self._tell_printed()
         self.ready = bool(news.get("ready"))
         if not self.ready:
             self.refusal = str(news.get("why"))
@@ -180,6 +232,15 @@ class ForkServer:
     def close(self) -> None:
         """End the server; trials that were forked from it go on. May be called twice."""
         self.ready = False
+        self._importing = None
+        with contextlib.suppress(KeyError):  # as below
+            self._tell_printed()
+            if self._output is not None:
+                self._output.close()
+        self._output = None
+        if self._output_r is not None:
+            os.close(self._output_r)
+            self._output_r = None
         if self._link is not None:
             if self._selector is not None:
                 with contextlib.suppress(KeyError):  # the main loop has ended, and its selector with it

@@ -41,6 +41,7 @@ def _recapped(frame: dict[str, Any]) -> dict[str, Any]:
 
 
 _CHECKS: dict[EventKind, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    EventKind.IMPORTING: lambda frame: {"module": str(frame["module"])[:200], "pid": int(frame["pid"])},
     EventKind.READY: lambda frame: {"pid": int(frame["pid"]), "preload_s": float(frame["preload_s"])},
     EventKind.STARTED: _started,
     EventKind.CALL: lambda frame: {"id": int(frame["id"]), "name": str(frame["name"]), "args": dict(frame["args"])},

@@ -111,6 +111,12 @@ class SpareShelf:
         """Return how many wait or are on their way, with everything imported."""
         return len(self._waiting)
 
+    @property
+    def trouble(self) -> str:
+        """Return what is wrong with an import of those on their way, in words; empty: nothing."""
+        imports = [child.importing for child in (*self._waiting, *self._early) if child.importing is not None]
+        return next((item.trouble for item in imports if item.trouble), "")
+
     def soon(self, now_s: float) -> bool:
         """Whether it is better to wait for a child than to start one now."""
         return self._source.soon(now_s)
@@ -145,9 +151,13 @@ class SpareShelf:
             self._failures = 0
             return ready
         cheap = self._source.cheap()
-        if self._waiting and (cheap or needs or self._nearly_ready(self._waiting[0], now_s)):
-            self._early.append(self._waiting.pop(0))
-            return self._early[-1]
+        coming = [child for child in self._waiting if child.importing is None or not child.importing.hangs]
+        if len(coming) < len(self._waiting):
+            needs = False  # another one would hang in the same import
+        if coming and (cheap or needs or self._nearly_ready(coming[0], now_s)):
+            self._waiting.remove(coming[0])
+            self._early.append(coming[0])
+            return coming[0]
         if self._quick is not None:
             quick, self._quick = self._quick, None
             return quick
@@ -168,6 +178,9 @@ class SpareShelf:
 
         What waits beyond that for long is let go: the host's memory is the trials'.
         """
+        for child in (*self._waiting, *self._early):
+            if child.importing is not None:
+                child.importing.look(now_s)
         if now_s < self._paused_until_s or now_s < self._hold_until_s or self._source.soon(now_s):
             return
         for child in self._waiting:

@@ -58,6 +58,11 @@ class Supply:
         return self._server is not None and self._server.imports(now_s)
 
     @property
+    def trouble(self) -> str:
+        """Return what is wrong with the process that trials are forked from, in words; empty: nothing."""
+        return self._server.trouble if self._server is not None else ""
+
+    @property
     def look_for(self) -> tuple[str, ...]:
         """Return the modules that trials are looked at for."""
         return self._preloading.everything
