@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from vrampool.coordinator.depth import Outlook, Room, fits
+from vrampool.coordinator.depth import Outlook, Room, Rooms, fits, rooms_of
 from vrampool.coordinator.filling import _beside_exclusive
+from vrampool.queueing import WorkerRecord
 from vrampool.units import GIB
 
 BUSY = Room("GPU-1", 10 * GIB, idle=False, slots=3)
@@ -95,3 +96,13 @@ def test_one_trial_after_another_it_says_what_it_would_say_with_all_of_them_from
         assert outlook.wants(smallest) == wants_another(rooms, waiting, smallest)
         waiting.append(rng.choice(sizes))
         outlook.add(waiting[-1])
+
+
+def test_rooms_are_those_of_the_records_however_few_have_changed():
+    def record(name: str, **changes: Any) -> WorkerRecord:
+        return WorkerRecord(name, "hub", 1, f"GPU-{name}", name, "cuda", 9, 8, 8, 4, **{"state": "ready", **changes})
+
+    rooms, one, two = Rooms(), record("one"), record("two")
+    for records in ([one, two], [one, record("two", earmark="a-1")], [record("one", state="paused"), two], [two], []):
+        assert rooms.of(records) == rooms_of(records)
+    assert rooms.of([one])[0] is rooms.of([one])[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from optuna.distributions import FloatDistribution
+from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from vrampool.storage import REQUEST, KnownTrials, Mark, claim, claimed_by, create_planned, open_storage, record_plan
@@ -156,3 +157,13 @@ def test_trials_come_in_the_order_of_their_numbers(sides):
     assert writer.move_trial(ids[1], TrialState.RUNNING, TrialState.COMPLETE, values=[1.0])
     running(writer, study_id, x=None)
     assert [trial.number for trial in read(reader, study_id)] == [0, 1, 2, 3, 4]
+
+
+def test_a_study_that_was_deleted_is_missed(sides):
+    reader, writer, _, _ = sides
+    study_id = writer.create_new_study([StudyDirection.MINIMIZE], "other")
+    running(writer, study_id)
+    assert len(read(reader, study_id)) == 1
+    writer.delete_study(study_id)
+    with pytest.raises(KeyError):
+        read(reader, study_id)

@@ -43,6 +43,27 @@ def rooms_of(records: Iterable[WorkerRecord]) -> list[Room]:
     ]
 
 
+class Rooms:
+    """What the devices can take, for one who looks again and again: most have not changed, as their records tell."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[WorkerRecord, Room]] = {}
+
+    def of(self, records: Iterable[WorkerRecord]) -> list[Room]:
+        """Return what `rooms_of` does, for records of which those that have not changed are the same objects."""
+        known, self._known = self._known, {}
+        rooms = []
+        for record in records:
+            if record.state != "ready":
+                continue
+            seen = known.get(record.name)
+            if seen is None or seen[0] is not record:
+                seen = (record, rooms_of([record])[0])
+            self._known[record.name] = seen
+            rooms.append(seen[1])
+        return rooms
+
+
 def fits(request_bytes: int | None, room: Room) -> bool:
     """True when the device could start the request now. None asks for a whole device."""
     if room.slots <= 0:

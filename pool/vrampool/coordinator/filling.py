@@ -10,7 +10,7 @@ from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.trial import FrozenTrial
 
 from vrampool.coordinator.calls import Calls, Waiting
-from vrampool.coordinator.depth import Outlook, owing, rooms_of
+from vrampool.coordinator.depth import Outlook, Rooms, owing
 from vrampool.coordinator.patience import Patience
 from vrampool.coordinator.tender import Tender
 from vrampool.errors import StaleLeaderError
@@ -46,6 +46,7 @@ class Filling:
         self._patience = Patience(age_limit_s)
         self._clock = clock
         self._calls = Calls()
+        self._rooms = Rooms()
         self._retries: list[tuple[Tender, Ticket]] = []  #: nobody was called to them yet
         self._read_at_s = -1e9
         self._made: dict[int, int] = {}  #: trials in a study, by its id, as far as they were made in this look
@@ -78,7 +79,7 @@ class Filling:
             self._loop.call(called)
         for tender in asking:
             tender.look_at(records)
-        rooms = rooms_of(records)
+        rooms = self._rooms.of(records)
         queue = [(tender.spec.priority, ticket.vram_bytes) for tender, ticket in waiting]
         beside = _beside_exclusive(waiting)
         for tender in asking:

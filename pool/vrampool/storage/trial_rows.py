@@ -93,9 +93,9 @@ def read_trials(
     Raises:
         KeyError: there is no such study.
     """
-    models.StudyModel.find_or_raise_by_id(study_id, session)
     if known is not None and states is None:
         return _read_changed(session, study_id, included_trial_ids, trial_id_greater_than, known)
+    models.StudyModel.find_or_raise_by_id(study_id, session)
     base = _BASE.where(_trials.c.study_id == study_id)
     if states is not None:
         base = base.where(_trials.c.state.in_(list(states)))
@@ -121,6 +121,8 @@ def _read_changed(
     """
     last = trial_id_greater_than
     found = session.execute(_SHORT, {"study_id": study_id, "first": min(has, default=last), "last": last}).all()
+    if not found:  # else there is such a study
+        models.StudyModel.find_or_raise_by_id(study_id, session)
     rows: list[Row] = [(trial_id, (state, began)) for trial_id, state, began in found]
     unchanged = known.of(rows)
     seen = dict(rows)
