@@ -1,6 +1,6 @@
 """Run every way of running trials on every case, one after another, and print what each costs and loses.
 
-python -m benchmarks.peers [--ways "pool,spawn loop"] [--cases noop,torch] [--quick] [--json FILE]
+python -m benchmarks.peers [--ways "pool,spawn loop"] [--cases noop,torch] [--quick] [--where] [--json FILE]
 
 A way whose packages this interpreter does not have is left out, with the reason. Load of the machine is printed: other
 programs make all times longer, and only what was measured in one run should be compared.
@@ -51,6 +51,8 @@ def main() -> int:
     results = _run_all(there, cases, arguments.quick, arguments.json)
     by_name = {(result.way, result.case): result for result in results}
     console.print(report.costs(by_name))
+    if arguments.where:
+        console.print(report.where(by_name))
     if any(case.name in report.FAULTS for case in cases):
         console.print(report.losses(by_name))
     rows = report.goals(by_name)
@@ -68,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ways", help=f"any of {', '.join(WAYS)}, with commas; default: all")
     parser.add_argument("--cases", help=f"any of {', '.join(CASES)}; default: all")
     parser.add_argument("--quick", action="store_true", help="fewer trials")
+    parser.add_argument("--where", action="store_true", help="also print where the CPU time went")
     parser.add_argument("--json", type=Path, help="also write what was seen of each run to this file")
     return parser
 

@@ -48,6 +48,17 @@ def costs(results: Results) -> Table:
     return table
 
 
+def where(results: Results) -> Table:
+    """Return the table of where the CPU time of each run went, as far as it was looked at."""
+    table = Table(title="where the CPU time goes", box=None, header_style="bold")
+    for column in ("way", "case", "part", "CPU s", "ms a trial"):
+        table.add_column(column, justify="right" if column in ("CPU s", "ms a trial") else "left")
+    for (way, case), result in results.items():
+        for part, used_s in result.cpu_parts.items():
+            table.add_row(way, case, part, f"{used_s:.2f}", f"{1000 * used_s / result.trials:.0f}")
+    return table
+
+
 def losses(results: Results) -> Table:
     """Return the table of what became of the trials when one of them went wrong."""
     table = Table(title="what is lost when the third trial goes wrong", box=None, header_style="bold")

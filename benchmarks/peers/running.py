@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.peers import tree
 from benchmarks.peers.cases import AT_ONCE, TRIAL_LIMIT_S, Case
@@ -36,6 +36,7 @@ class Result:
     first_s: float | None  #: from the driver's start to the first line of an objective
     done_s: float | None  #: from the driver's start until it had all results; None: it never had
     cpu_s: float  #: of all processes of the run
+    cpu_parts: dict[str, float]  #: CPU seconds by `tree.cpu_by_part` once all results were there; empty: not looked
     others_share: float  #: of the machine's CPU time, what others had meanwhile
     idle_mib: float | None  #: of all processes after the last trial, with everything still up
     idle_processes: int | None
@@ -102,9 +103,10 @@ def run(way: Way, case: Case, trials: int, folder: Path, server: str) -> Result:
         first_s=round(min(event["at"] for event in starts) - began, 3) if starts else None,
         done_s=round(done - began, 3) if done is not None else None,
         cpu_s=round(cpu_s, 2),
+        cpu_parts=weighed.cpu_parts if weighed else {},
         others_share=round(max(0.0, others_s) / wall_s / (os.cpu_count() or 1), 3),
-        idle_mib=round(weighed[0], 1) if weighed else None,
-        idle_processes=weighed[1] if weighed else None,
+        idle_mib=round(weighed.mib, 1) if weighed else None,
+        idle_processes=weighed.processes if weighed else None,
         states=_told(way, folder),
         kept_in=way.keeps,
         code=code,
@@ -112,7 +114,13 @@ def run(way: Way, case: Case, trials: int, folder: Path, server: str) -> Result:
     )
 
 
-def _watch(driver: subprocess.Popen[bytes], case: Case, folder: Path, began_s: float) -> tuple[float, int] | None:
+class _Weighed(NamedTuple):
+    mib: float
+    processes: int
+    cpu_parts: dict[str, float]
+
+
+def _watch(driver: subprocess.Popen[bytes], case: Case, folder: Path, began_s: float) -> _Weighed | None:
     """Wait for the driver's end, or until nothing happens any more. Weigh what is up once it is done."""
     weighed = None
     silent = _silence(folder)
@@ -121,8 +129,9 @@ def _watch(driver: subprocess.Popen[bytes], case: Case, folder: Path, began_s: f
         if time.monotonic() - began_s > case.most_s or (case.quiet_s is not None and silent_s > case.quiet_s):
             return weighed
         if case.weighed and weighed is None and (folder / "result.json").exists():
+            parts = tree.cpu_by_part()
             time.sleep(_REST_S)
-            weighed = tree.weigh()
+            weighed = _Weighed(*tree.weigh(), parts)
             (folder / "weighed").touch()
         time.sleep(0.02)
     return weighed

@@ -6,6 +6,8 @@ import contextlib
 import ctypes
 import os
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -40,6 +42,29 @@ def weigh() -> tuple[float, int]:
             total += process.memory_full_info().pss
             count += 1
     return total / _MIB, count
+
+
+def cpu_by_part() -> dict[str, float]:
+    """Return the CPU seconds of all processes under this one, by what they are, those of the trials apart.
+
+    What a process has waited for is its `trials`: in the pool the worker's, through the keepers. Those that are being
+    waited for just now are missing.
+    """
+    parts: Counter[str] = Counter()
+    for process in descendants():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            part, used = _part(process.cmdline()), process.cpu_times()
+            parts[part] += used.user + used.system
+            parts[f"{part}: its trials"] += used.children_user + used.children_system
+    return {part: round(used_s, 2) for part, used_s in parts.most_common() if used_s >= 0.01}
+
+
+def _part(words: Sequence[str]) -> str:
+    """Say what a process is: its module and a subcommand, else its program."""
+    if "-m" not in words:
+        return Path(words[0]).name if words else "unknown"
+    module, *rest = words[words.index("-m") + 1 :]
+    return " ".join([module, *rest[:1]]) if module == "vrampool" else module
 
 
 def busy_s() -> float:

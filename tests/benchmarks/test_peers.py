@@ -33,6 +33,7 @@ def result(**changes) -> Result:
         first_s=0.5,
         done_s=4.5,
         cpu_s=3.0,
+        cpu_parts={},
         others_share=0.1,
         idle_mib=None,
         idle_processes=None,
@@ -148,3 +149,15 @@ def test_the_size_of_an_installation_counts_what_is_needed_and_not_torch():
     packages, size = size_mb(["optuna"])
     assert packages >= 8
     assert size > 20
+
+
+def test_where_the_cpu_time_went_is_told_for_the_pools_parts_and_its_trials(tmp_path):
+    """Of one run: the parts make up its CPU time, but for what the pool's end takes."""
+    out = tmp_path / "seen.json"
+    done = peers("--ways", "pool forkserver", "--cases", "noop", "--quick", "--where", "--json", str(out))
+    (seen,) = json.loads(out.read_text())
+    parts = seen["cpu_parts"]
+    assert {"vrampool coordinator", "vrampool_worker", "vrampool_worker: its trials", "valkey-server"} <= parts.keys()
+    assert "vrampool_worker.child.forkserver" in parts
+    assert 0.6 * seen["cpu_s"] < sum(parts.values()) <= seen["cpu_s"] + 0.1
+    assert "where the CPU time goes" in done.stdout
