@@ -13,6 +13,8 @@ from vrampool.storage.marks import PLAN, REQUEST, attempt_of, mark_of
 from vrampool.storage.planned import load_plan
 
 _WELL = frozenset({EndKind.COMPLETE, EndKind.PRUNED})
+#: Where nothing is imported ahead, the time of that is next to none.
+_IMPORTS_S = 0.005
 _OWN_FAULT = frozenset({Verdict.CULPRIT, Verdict.UNKNOWN})
 
 
@@ -57,14 +59,30 @@ def trial_memory(trial: FrozenTrial) -> TrialMemory:
         request_reason=str(request.get("reason", "")),
         predicted_bytes=request.get("predicted"),
         lease_bytes=(facts.lease_bytes or None) if facts is not None else None,
+        reserved_bytes=None if facts is None else _reserved(facts),
         peak_bytes=None if facts is None else facts.peak_bytes,
         at_least=past is not None and past.censored,
         overhead_bytes=None if facts is None else facts.overhead_bytes,
         over_gib=None if facts is None else facts.over_gib,
         run_s=None if facts is None else facts.run_s,
         refused=len(request.get("refused") or ()),
+        ahead=facts.forked or (facts.import_s or 0.0) >= _IMPORTS_S
+        if facts is not None and facts.device == "cpu"
+        else None,
         past=past if trial.state != TrialState.RUNNING else None,
     )
+
+
+def _reserved(facts: AttemptFacts) -> int | None:
+    """Return what was kept from others for an attempt, at its end.
+
+    What it was lent beyond its request is called back when another trial wants it, and is nobody's loss; what it held
+    is kept in any case. One that asked for a device of its own has what its lease came down to.
+    """
+    lease_bytes = facts.lease_at_end_bytes or facts.lease_bytes
+    if not lease_bytes or not facts.request_bytes:
+        return lease_bytes or None
+    return max(min(lease_bytes, facts.request_bytes), facts.peak_bytes or 0)
 
 
 def _asked(facts: AttemptFacts) -> int:

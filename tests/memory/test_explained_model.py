@@ -12,7 +12,9 @@ from rich.console import Console
 from vrampool.cli.explain import print_model
 from vrampool.memory.explaining import Driver
 
-RECORD = SimpleNamespace(median_error=0.03, predicted=8, over_reserved=0.5, out_of_memory=0, infeasible=0, refused=0)
+RECORD = SimpleNamespace(
+    median_error=0.03, predicted=8, over_reserved=0.5, out_of_memory=0, infeasible=0, refused=0, ahead_bytes=None
+)
 
 
 def told(drivers: list[Driver], trials: int = 30) -> str:
@@ -39,4 +41,4 @@ def test_a_driver_is_named_whichever_way_it_moves_memory(factor):
 def test_few_trials_and_what_was_granted_are_told():
     text = told([Driver("batch", 2.0, 0.9, "grows")], trials=5)
     assert "With so few trials most of this is assumed, not seen." in text
-    assert "Over their time trials were granted 1.50 times what they held." in text
+    assert "Over their time 1.50 times what trials held was reserved for them." in text

@@ -8,16 +8,19 @@ import pytest
 
 pytest.importorskip("sklearn", reason="learning needs the extra `learn`")
 
+from support.studies import attempt
+
+from vrampool.measured import trial_memory
 from vrampool.memory import explaining
 from vrampool.memory.explaining import TrialMemory, explain
 from vrampool.memory.peaks import PastPeak, Taught
-from vrampool.units import GIB
+from vrampool.units import GIB, MIB
 
 
 def row(number, **more):
     params = {"batch": 8 * (number + 1), "lr": 0.1}
     peak = GIB + (number + 1) * GIB // 4
-    known = {"peak_bytes": peak, "lease_bytes": 2 * peak, "request_bytes": 2 * peak, "run_s": 2.0}
+    known = {"peak_bytes": peak, "lease_bytes": 3 * peak, "reserved_bytes": 2 * peak, "run_s": 2.0}
     past = PastPeak(peak, params=params, overhead_bytes=GIB // 2)
     return TrialMemory(number, "COMPLETE", params, **{"end": "complete", "past": past} | known | more)
 
@@ -35,6 +38,33 @@ def test_what_was_predicted_is_held_against_what_was_held():
     assert record.median_error == pytest.approx(0.1, abs=0.01)
     assert record.over_reserved == pytest.approx(1.0)
     assert json.loads(json.dumps(found.to_json()))["trials"][0]["peak_bytes"] == rows[0].peak_bytes
+
+
+def test_modules_that_were_imported_ahead_in_vain_are_seen_by_what_trials_held_with_and_without():
+    def found(with_bytes: int, without_bytes: int, count: int = 4) -> int | None:
+        rows = [row(number, ahead=True, peak_bytes=with_bytes + number * MIB) for number in range(count)]
+        rows += [row(10 + number, ahead=False, peak_bytes=without_bytes + number * MIB) for number in range(count)]
+        return explaining.record_of(rows).ahead_bytes
+
+    assert found(260 * MIB, 50 * MIB) == 210 * MIB
+    assert found(260 * MIB, 250 * MIB) is None, "it imports them itself"
+    assert found(260 * MIB, 50 * MIB, count=2) is None, "too few to say"
+    assert explaining.record_of([row(number, peak_bytes=GIB) for number in range(9)]).ahead_bytes is None, "on a GPU"
+
+
+def test_what_was_lent_is_not_reserved():
+    """It is called back when another trial wants it. A lease that was made smaller keeps less from others, too."""
+    facts = {"device": "cpu", "peak_bytes": 200 * MIB, "import_s": 3.0}
+    lent = attempt(request_bytes=300 * MIB, lease_bytes=900 * MIB, lease_at_end_bytes=900 * MIB, **facts)
+    shrunk = attempt(request_bytes=300 * MIB, lease_bytes=300 * MIB, lease_at_end_bytes=250 * MIB, **facts)
+    grown = attempt(request_bytes=100 * MIB, lease_bytes=250 * MIB, lease_at_end_bytes=250 * MIB, **facts)
+    alone = attempt(request_bytes=None, lease_bytes=20 * GIB, lease_at_end_bytes=400 * MIB, **facts)
+    rows = [trial_memory(trial) for trial in (lent, shrunk, grown, alone)]
+    assert [item.reserved_bytes for item in rows] == [300 * MIB, 250 * MIB, 200 * MIB, 400 * MIB]
+    assert all(item.ahead for item in rows)
+    assert explaining.record_of(rows).over_reserved == pytest.approx(1150 / 800 - 1)
+    assert trial_memory(attempt(device="cpu", import_s=0.0)).ahead is False
+    assert trial_memory(attempt(import_s=3.0)).ahead is None, "the card has none of them"
 
 
 def test_what_the_coordinator_learns_from_is_what_the_model_rests_on():

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import re
 from html.parser import HTMLParser
 
 import pytest
 from matplotlib.image import imread
+from rich.console import Console
 from support.commands import call
 from support.studies import GIB, attempt, recorded_study, study_of
 
+from vrampool.cli.explain import print_model
 from vrampool.memory.explaining import Driver
 from vrampool.reports.advice import advise
 from vrampool.reports.content import make_report
 from vrampool.reports.page import write_page
 from vrampool.reports.picture import write_picture
 from vrampool.storage import open_storage
-from vrampool.units import MIB
+from vrampool.storage.marks import ATTEMPT
+from vrampool.units import MIB, format_bytes
 from vrampool.visualization.attempts import read_attempts
 from vrampool.visualization.palette import DARK
 
@@ -210,3 +214,30 @@ def test_memory_that_stayed_behind_is_told_with_the_worst_trial():
     releases = [{"number": 4, "residue_bytes": GIB, "back_s": 0.1}]
     (advice,) = advise(read_attempts(study_of(trials), releases))
     assert advice.evidence == "after 1 of 10 attempts; trial 4 left 1.0 GiB behind"
+
+
+@pytest.mark.parametrize("ahead_s", [4.0, 0.0], ids=["some had modules imported ahead", "none had"])
+def test_explain_and_the_report_say_the_same_of_memory_reserved_or_held_in_vain(ahead_s):
+    """An objective without torch, on the CPU: a third of its trials ran where torch was imported all the same."""
+    common = {"device": "cpu", "request_bytes": 480 * MIB, "predicted_bytes": 60 * MIB, "run_s": 10.0}
+    common |= {"lease_bytes": 900 * MIB, "lease_at_end_bytes": 900 * MIB, "reason": "predicted 60 MiB from n"}
+    trials = [
+        attempt(number * 10.0, **common, import_s=ahead_s if number % 3 == 0 else 0.0,
+                peak_bytes=(260 if number % 3 == 0 and ahead_s else 50) * MIB + number * MIB // 4)
+        for number in range(12)
+    ]  # fmt: skip
+    found = make_report(study_of(trials), None)
+    over, more = found.explanation.record.over_reserved, found.explanation.record.ahead_bytes
+    assert over == pytest.approx(12 * 480 / sum(trial.user_attrs[ATTEMPT]["peak_bytes"] / MIB for trial in trials) - 1)
+    tile = next(tile for tile in found.tiles if tile.name == "reserved")
+    assert tile.value == f"\u00d7{1 + over:.2f}"
+    console = Console(file=io.StringIO(), width=200)
+    print_model(found.explanation, console)
+    told = console.file.getvalue()
+    assert f"Over their time {1 + over:.2f} times what trials held was reserved for them." in told
+    advice = {item.title: item for item in found.advice}
+    assert f"{1 + over:.2f} times" in advice["Much more was reserved than was held"].evidence
+    assert ("Processes held modules that the objective does not need" in advice) is bool(ahead_s) is (more is not None)
+    if more is not None:
+        assert f"Some held {format_bytes(more)} more than others" in told
+        assert format_bytes(more) in advice["Processes held modules that the objective does not need"].evidence

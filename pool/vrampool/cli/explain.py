@@ -133,7 +133,13 @@ def print_model(found: Explanation, console: Console) -> None:
         )
     if record.over_reserved is not None:
         times = 1 + record.over_reserved
-        console.print(f"Over their time trials were granted {times:.2f} times what they held.")
+        console.print(f"Over their time {times:.2f} times what trials held was reserved for them.")
+    if record.ahead_bytes is not None:
+        console.print(
+            f"Some held {format_bytes(record.ahead_bytes)} more than others: modules that their process had imported "
+            "ahead, and the objective does not need. Leave them out with --preload.",
+            markup=False,
+        )
     counts = [(record.out_of_memory, "out of memory"), (record.infeasible, "fitted no device")]
     words = [f"{count} {what}" for count, what in counts if count]
     if record.refused:

@@ -10,11 +10,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from vrampool.memory.learning.fitting import available
 from vrampool.memory.peaks import PastPeak, Taught
+from vrampool.units import MIB
+
+#: Modules that were imported ahead are told of where so many trials of either kind hold so much more.
+_AHEAD_TRIALS = 3
+_AHEAD_BYTES = 64 * MIB
 
 
 @dataclass(frozen=True)
@@ -30,12 +35,14 @@ class TrialMemory:
     request_reason: str = ""
     predicted_bytes: int | None = None  #: by the model, before it ran
     lease_bytes: int | None = None  #: the largest it had
+    reserved_bytes: int | None = None  #: kept from others at its end; less than a lease of which a part was lent to it
     peak_bytes: int | None = None
     at_least: bool = False  #: the peak is a lower bound
     overhead_bytes: int | None = None
     over_gib: float | None = None  #: by how much its peak was over the largest budget; negative: it fitted
     run_s: float | None = None
     refused: int = 0  #: proposals that were refused before this one, for they fit no device
+    ahead: bool | None = None  #: on the CPU: modules were imported ahead in its process, and count in its peak
     past: PastPeak | None = None  #: what the model learns from it
 
 
@@ -68,7 +75,8 @@ class Record:
     predicted: int  #: trials that ran with a prediction
     median_error: float | None  #: of those predictions
     under: int  #: trials that held more than was asked for, or ran out of memory for it
-    over_reserved: float | None  #: leased and not used, as a part of the peaks, weighted by running time
+    over_reserved: float | None  #: reserved and not used, as a part of the peaks, weighted by running time
+    ahead_bytes: int | None  #: held more where modules were imported ahead that the objective does not need
     out_of_memory: int  #: attempts
     infeasible: int  #: trials that fitted no device
     refused: int  #: proposals that were refused, for measured trials said that they fit no device
@@ -144,17 +152,32 @@ def record_of(trials: Sequence[TrialMemory]) -> Record:
     ]
     ooms = [trial for trial in trials if trial.end == "oom"]
     over = [trial for trial in whole if trial.request_bytes and (trial.peak_bytes or 0) > trial.request_bytes]
-    used = sum((trial.peak_bytes or 0) * (trial.run_s or 0.0) for trial in whole if trial.lease_bytes)
-    leased = sum((trial.lease_bytes or 0) * (trial.run_s or 0.0) for trial in whole if trial.lease_bytes)
+    used = sum((trial.peak_bytes or 0) * (trial.run_s or 0.0) for trial in whole if trial.reserved_bytes)
+    reserved = sum((trial.reserved_bytes or 0) * (trial.run_s or 0.0) for trial in whole if trial.reserved_bytes)
     return Record(
         predicted=sum(trial.predicted_bytes is not None for trial in trials),
         median_error=median(errors) if errors else None,
         under=len(ooms) + len(over),
-        over_reserved=leased / used - 1 if used > 0 else None,
+        over_reserved=reserved / used - 1 if used > 0 else None,
+        ahead_bytes=_ahead(whole),
         out_of_memory=len(ooms),
         infeasible=sum(trial.end == "infeasible" for trial in trials),
         refused=sum(trial.refused for trial in trials),
     )
+
+
+def _ahead(whole: Sequence[TrialMemory]) -> int | None:
+    """Return what trials held more whose process had imported modules ahead; None: no difference that is plain.
+
+    An objective that imports them itself holds them in any process, and there is no such difference.
+    """
+    with_them = [trial.peak_bytes or 0 for trial in whole if trial.ahead is True]
+    without = [trial.peak_bytes or 0 for trial in whole if trial.ahead is False]
+    if min(len(with_them), len(without)) < _AHEAD_TRIALS:
+        return None
+    lowest, highest = quantiles(with_them, n=4)[0], quantiles(without, n=4)[2]
+    more = int(median(with_them) - median(without))
+    return more if lowest > highest and more >= _AHEAD_BYTES else None
 
 
 def _fields(row: Any) -> dict[str, Any]:

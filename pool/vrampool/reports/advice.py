@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from vrampool.memory.explaining import Driver
+from vrampool.memory.explaining import Driver, Record
 from vrampool.messages import EndKind, Verdict
 from vrampool.units import MIB, format_bytes
 from vrampool.visualization.attempts import Attempt, StudyAttempts
@@ -31,10 +31,17 @@ class Advice:
     weight: float = 1.0  #: how much it matters, for the order: about the part of memory or time that it is about
 
 
-def advise(study: StudyAttempts, drivers: Sequence[Driver] = ()) -> list[Advice]:
-    """Return what to change, what matters most first; empty where nothing stands out."""
+def advise(study: StudyAttempts, drivers: Sequence[Driver] = (), record: Record | None = None) -> list[Advice]:
+    """Return what to change, what matters most first; empty where nothing stands out.
+
+    Args:
+        study: Its attempts.
+        drivers: What drives their memory.
+        record: How well requests did, as `vrampool explain` tells it; None: nothing is said of that.
+    """
     found = [advice for rule in _RULES for advice in rule(study)]
     found += _activations(study, drivers)
+    found += _reserved(study, record) if record is not None else ()
     return sorted(found, key=lambda advice: -advice.weight)
 
 
@@ -162,6 +169,29 @@ def _too_generous(study: StudyAttempts) -> Iterator[Advice]:
         f"{format_bytes(largest)}",
         "Leave vram at 'auto': requests then follow what is measured, and more trials fit beside each other.",
         1 - used,
+    )
+
+
+def _reserved(study: StudyAttempts, record: Record) -> Iterator[Advice]:
+    """Much was reserved and not used, by the figure of `vrampool explain`; on the CPU also what was held in vain."""
+    if record.ahead_bytes is not None:
+        rows = [a for a in study.measured if a.memory.ahead]
+        yield Advice(
+            "Processes held modules that the objective does not need",
+            f"{len(rows)} of {len(study.measured)} attempts ran where modules had been imported ahead, and held "
+            f"{format_bytes(record.ahead_bytes)} more than the others; requests follow the largest",
+            "Leave them out: start the pool with --preload '' (or with what the objective does import).",
+            0.6,
+        )
+    over, count = record.over_reserved, len(study.measured)
+    if over is None or over < 1 or count < 10 or any(True for rule in (_too_generous, _unlearned) for _ in rule(study)):
+        return
+    yield Advice(
+        "Much more was reserved than was held",
+        f"over their time {1 + over:.2f} times what {count} attempts held was reserved for them",
+        "Requests are generous while little is known: more trials make them closer (vrampool explain shows how far off "
+        "they are), and so does vram= where you know better, with bounds such as 1GiB..4GiB.",
+        over / (1 + over) * 0.5,
     )
 
 

@@ -81,8 +81,12 @@ def make_report(
     return Report(
         study=attempts,
         explanation=explanation,
-        advice=tuple(advise(attempts, explanation.drivers)),
-        tiles=(*_tiles(study, attempts, releases is not None), _prediction_tile(explanation)),
+        advice=tuple(advise(attempts, explanation.drivers, explanation.record)),
+        tiles=(
+            *_tiles(study, attempts, releases is not None),
+            _prediction_tile(explanation),
+            _reserved_tile(explanation),
+        ),
         sections=tuple(_sections(attempts)),
         made_at=time.time(),
         span=_span(attempts),
@@ -149,6 +153,13 @@ def _prediction_tile(explanation: Explanation) -> Tile:
         return Tile("prediction", "none", "no request was predicted from parameters")
     note = f"median error of {record.predicted} predictions; {record.under} asked for too little"
     return Tile("prediction", f"\u00b1{record.median_error:.0%}", note)
+
+
+def _reserved_tile(explanation: Explanation) -> Tile:
+    over = explanation.record.over_reserved
+    if over is None:
+        return Tile("reserved", "unknown", "nothing was measured")
+    return Tile("reserved", f"\u00d7{1 + over:.2f}", "what trials held, over their time")
 
 
 def _residue_tile(attempts: StudyAttempts, known: bool) -> Tile:
