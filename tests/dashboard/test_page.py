@@ -124,7 +124,7 @@ def test_the_chart_of_memory_shows_what_was_predicted_asked_for_and_measured(sho
     assert page.evaluate(scales) == [3, 3]
     facts = page.locator("#study-cards .facts").first.inner_text()
     assert re.search(r"Predictions off by\n[\d.]+ %\nmedian of \d+; \d+ asked for too little", facts)
-    assert re.search(r"Leased and not used\n[\d.]+ %", facts)
+    assert re.search(r"Reserved and not used\n[\d.]+ %", facts)
 
 
 def test_a_value_far_worse_than_the_others_is_drawn_at_the_edge_and_told(shown):

@@ -80,7 +80,7 @@ export class StudyCard {
       ["Retries", String(s.retries), plural(s.attempts, "attempt")],
       ["Each trial asks for", s.vram == null ? "as learned" : bytes(s.vram), s.alone ? `${s.alone} ran alone first` : ""],
       ...(s.prediction_error == null ? [] : [["Predictions off by", percent(s.prediction_error), `median of ${s.predicted}; ${s.asked_too_little} asked for too little`]]),
-      ...(s.over_reserved == null ? [] : [["Leased and not used", percent(s.over_reserved), "of what trials held"]]),
+      ...(s.over_reserved == null ? [] : [["Reserved and not used", percent(s.over_reserved), "of what trials held"]]),
       ["Start-up tax", duration(s.start_s), s.start_s == null ? "" : "a trial"],
     ];
     const nodes = keyed(this.facts, rows.map(([term]) => term), (term) => el("div", {}, el("dt", {}, term), el("dd", { class: term === "Best value" ? "big" : null }, el("span"), " ", el("small"))));
