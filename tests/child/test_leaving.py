@@ -1,4 +1,4 @@
-"""What a trial's process does at its end, and what it leaves to the kernel."""
+"""What a trial's process does at its end and leaves to the kernel, and what its collector need not look at."""
 
 from __future__ import annotations
 
@@ -33,6 +33,22 @@ def test_torch_undoes_nothing_that_ends_with_the_process(driver: ChildDriver, pr
     assert "own finalizer ran\n" in story.log
     assert "collects 2" not in story.log, "all that torch consists of is looked at, for memory that is back anyway"
     assert story.exited["exit_code"] == 0
+
+
+@pytest.mark.parametrize("preload", [(), ("colorsys",)], ids=["nothing ahead", "a module ahead"])
+def test_the_collector_works_for_the_objective_and_leaves_what_was_there_alone(
+    driver: ChildDriver, preload: tuple[str, ...]
+) -> None:
+    story = driver.start(
+        driver.spawn(preload),
+        "import gc\n"
+        "def objective(trial):\n"
+        "    ours = [item for item in gc.get_objects() if getattr(item, '__module__', '') == 'vrampool.messages']\n"
+        "    classes = [item for item in ours if isinstance(item, type)]\n"
+        "    return float(gc.isenabled() and gc.get_freeze_count() > 10_000 and not classes)\n",
+    )
+    driver.until(lambda: "gone" in story.kinds)
+    assert story.outcome.values == [1.0]
 
 
 def test_what_the_objective_imports_is_imported_without_collections(

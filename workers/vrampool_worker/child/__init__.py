@@ -7,6 +7,8 @@ an exec only while this process is as good as new.
 
 from __future__ import annotations
 
+import gc
+
 from vrampool_worker.child import keeper
 
 
@@ -19,6 +21,7 @@ def run_trial(arguments: list[str]) -> None:
     """
     frames_fd, control_fd, worker, scratch, preload = arguments
     keeper.fork_trial(int(control_fd), int(frames_fd), scratch, int(worker))
+    gc.disable()  # until all is imported: modules stay, so it would find nothing, for a tenth of the time
 
     from vrampool_worker.child.process import TrialProcess
 

@@ -6,6 +6,7 @@ and the trial's arrival (`trial_run`), so that neither waits for the other.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -45,6 +46,8 @@ class TrialProcess:
         import_the_rest()
         from vrampool_worker.child.trial_run import TrialRun
 
+        gc.freeze()  # nor need the collector look at all that again and again while the objective runs
+        gc.enable()
         TrialRun(self._frames_fd, self._scratch).run()
         leaving.leave()
 
@@ -76,9 +79,9 @@ def preload(names: list[str], tell: Callable[[str], None]) -> None:
     """
     if not names:
         return
-    import gc
     import importlib.util
 
+    collects = gc.isenabled()
     gc.disable()
     try:
         for name in names:
@@ -89,8 +92,8 @@ def preload(names: list[str], tell: Callable[[str], None]) -> None:
             except Exception:  # the objective may never need it, and meets the same error if it does
                 leaving.print_error()
     finally:
-        gc.freeze()  # nor need it look at them again and again while the objective runs
-        gc.enable()
+        if collects:
+            gc.enable()
 
 
 def import_the_rest() -> None:
