@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,6 +31,8 @@ from benchmarks.rows import table
 from vrampool.local.embedded import server_binary
 
 T = TypeVar("T")
+#: Of the pool, as it is imported here.
+PACKAGES = [Path(folder) for name in ("vrampool", "vrampool_worker") for folder in import_module(name).__path__]
 
 
 def main() -> int:
@@ -39,7 +42,8 @@ def main() -> int:
     quiet_optuna()
     console = Console(width=200)
     tree.adopt_orphans()
-    compileall.compile_dir(Path(__file__).parent, quiet=2)  # or every trial's process would compile it
+    for folder in (Path(__file__).parent, *PACKAGES):  # what was changed would be compiled by every process anew
+        compileall.compile_dir(folder, quiet=2)
     there: list[Way] = []
     for way in ways:
         reason = way.missing()
