@@ -100,6 +100,7 @@ def test_a_worker_keeps_the_hint_among_the_facts_of_the_attempt(monkeypatch):
     monkeypatch.setattr("vrampool_worker.running.time.monotonic", lambda: float(next(clock)))
     loop = SimpleNamespace(
         mps=None,
+        every=lambda _s, _call: None,
         memory=SimpleNamespace(on_sample=lambda attempt: None),
         device=SimpleNamespace(child_env=lambda: {"PYTORCH_CUDA_ALLOC_CONF": EXPANDABLE}),
     )
