@@ -44,8 +44,10 @@ def draw(found: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
     for sampler in dict.fromkeys(item["size"]["sampler"] for item in by_size):
         runs = [item for item in by_size if item["size"]["sampler"] == sampler]
         points = sorted((item["size"]["past"] + item["ended"], item["cpu_per_trial_s"] * 1000) for item in runs)
-        left.plot(*zip(*points, strict=True), marker="o", label=f"{sampler} sampler")
-    left.set(xlabel="trials in the study", ylabel="coordinator's CPU, ms per trial", title="30 devices")
+        left.plot(*zip(*points, strict=True), marker="o", label=f"30 devices, {sampler} sampler")
+    for item in found.get("whole study", []):
+        left.plot(*zip(*item["cost_by_size"], strict=True), label=f"{item['size']['devices']} devices, random sampler")
+    left.set(xlabel="trials in the study", ylabel="coordinator's CPU, ms per trial")
     _show(left)
     by_devices = found.get("devices", [])
     devices = [item["size"]["devices"] for item in by_devices]

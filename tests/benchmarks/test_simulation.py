@@ -188,7 +188,7 @@ def test_curves_are_drawn_from_what_was_written_by_several_runs(tmp_path):
         "busy": 0.9,
     }
     files = []
-    for title in ("study size", "devices", "devices before", "load", "load of 1 000"):
+    for title in ("study size", "devices", "devices before", "load", "load of 1 000", "whole study"):
         files.append(tmp_path / f"{title}.json")
         files[-1].write_text(json.dumps({title: [seen]}))
     assert simulate.main(["--draw", *map(str, files), "--png", str(tmp_path / "curves.png")]) == 0
