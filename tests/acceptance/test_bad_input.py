@@ -113,9 +113,8 @@ def test_an_objective_that_is_not_there_or_cannot_be_called(refused, tmp_path, o
         (("--trials", "1", "--budget", "lots"), ["--budget 'lots'"]),
         (("--trials", "1", "--pool", "a/b"), ["--pool", "a/b"]),
         (("--trials", "1", "--max-trials", "0"), ["--max-trials must be at least 1"]),
-        (("--trials", "1", "--spares", "-1"), ["--spares must be"]),
-        (("--trials", "1", "--max-per-device", "0"), ["--max-per-device must be"]),
         (("--trials", "1", "--age-limit", "-1"), ["--age-limit must be"]),
+        (("--trials", "1", "--max-per-device", "0"), ["--max-per-device must be"]),
         (("--trials", "1", "--redis", "redis://hub/0"), ["--redis is given but --storage is not"]),
         (("--trials", "1", "--no-such-option"), ["--no-such-option"]),
     ],
@@ -123,20 +122,6 @@ def test_an_objective_that_is_not_there_or_cannot_be_called(refused, tmp_path, o
 )
 def test_an_option_that_cannot_be_meant(refused, options, words):
     refused(*words, arguments=(OBJECTIVE, *options))
-
-
-def test_a_setting_that_was_not_typed_is_named_by_where_it_came_from(refused, tmp_path, monkeypatch):
-    """An option overrides both, and is then what is wrong."""
-    file = tmp_path / "vrampool.toml"
-    file.write_text("spares = 100\nmax_trials = 0\n")
-    arguments = (OBJECTIVE, "--trials", "1", "--config", file)
-    refused(f"key 'spares' of {file}: spares must be at most 64, not 100", arguments=arguments)
-    monkeypatch.setenv("VRAMPOOL_SPARES", "99")
-    refused("variable VRAMPOOL_SPARES: spares must be at most 64, not 99", arguments=arguments)
-    refused("error: --spares must be at most 64, not 98", arguments=(*arguments, "--spares", "98"))
-    monkeypatch.setenv("VRAMPOOL_SPARES", "1")
-    monkeypatch.setenv("VRAMPOOL_SPARE_MEMORY", "much")
-    refused("variable VRAMPOOL_SPARE_MEMORY: spare_memory 'much'", arguments=(*arguments, "--max-trials", "1"))
 
 
 @pytest.mark.parametrize(
