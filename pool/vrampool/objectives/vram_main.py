@@ -58,10 +58,11 @@ def _bound_output() -> None:
     os.close(write_fd)
 
     def copy() -> None:
-        left = PRINTED_BYTES
+        left, told = PRINTED_BYTES, False
         while data := os.read(read_fd, 65536):
             os.write(target, data[:left])
-            if left and len(data) > left:
+            if len(data) > left and not told:
+                told = True
                 os.write(target, b"\n... what the vram function prints beyond that is left out ...\n")
             left = max(0, left - len(data))
 
