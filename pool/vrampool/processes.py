@@ -264,6 +264,12 @@ def is_alive(pid: int, start_time: int | None = None) -> bool:
     return start_time is None or int(fields[19]) == start_time
 
 
+def is_stopped(pid: int, start_time: int) -> bool:
+    """True when the process is there and was stopped, by a signal or by whoever traces it."""
+    fields = _stat(pid)
+    return fields is not None and fields[0] in "Tt" and int(fields[19]) == start_time
+
+
 def _stat(pid: int) -> list[str] | None:
     """Return the fields of /proc/PID/stat from the state on, or None when there is no such process."""
     try:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from optuna.trial import TrialState
+from support import commands
 from support.commands import call
 from support.pools import LivePool, check_invariants, only
 from support.waiting import until
@@ -84,3 +85,25 @@ def test_the_study_can_be_ended_all_the_same(pool: LivePool, stopped, capsys):
     assert call(capsys, "stop", handle.study_name, "--now", "--state-dir", pool.state_dir).code == 0
     assert only(handle.wait(20)).state == TrialState.FAIL
     check_invariants(pool)
+
+
+def test_a_stopped_coordinator_is_told_too(pool: LivePool, capsys, tmp_path):
+    """No trial is made without it, and `vrampool run` would wait without a word."""
+    pid = pool.pids()["coordinator"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        words = f"does nothing: its process {pid} was stopped; `kill -CONT {pid}` lets it go on"
+        done = call(capsys, "status", "--state-dir", pool.state_dir)
+        assert f"the coordinator {os.uname().nodename}-{pid} {words}" in " ".join(done.out.split()), done
+        (tmp_path / "made.py").write_text("def objective(trial): return 1.0\n")
+        running = commands.start(
+            *("run", f"{tmp_path / 'made.py'}:objective", "--trials", "1", "--vram", "200MiB"),
+            *("--state-dir", pool.state_dir),
+        )
+        assert running.stderr is not None
+        told = running.stderr.readline()
+        assert told.startswith("warning: the coordinator") and words in told
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert commands.finish(running).code == 0
+    assert words not in call(capsys, "status", "--state-dir", pool.state_dir).out

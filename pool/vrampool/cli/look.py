@@ -39,6 +39,7 @@ def status(study_name: str | None, as_json: bool, check_it: bool, fix: bool, **g
 
     from vrampool.cli.memory_notes import RELEASES_SHOWN, device_notes
     from vrampool.cli.output import device_view, print_failures, summary, to_json, trial_table
+    from vrampool.cli.stopped import stopped_parts
     from vrampool.cli.study_lines import by_study, study_line
     from vrampool.queueing import History, summarise
     from vrampool.waiting import why_each_waits
@@ -67,6 +68,8 @@ def status(study_name: str | None, as_json: bool, check_it: bool, fix: bool, **g
     console = Console()
     if not devices:
         console.print("no worker is running: start one with `vrampool worker --gpu all`", style="yellow")
+    for text in stopped_parts(pool.settings.state_dir):
+        console.print(text, markup=False, style="yellow", soft_wrap=True)
     for device in devices:
         console.print(device_view(device))
         if device.state == "ready" and device.reason:
@@ -218,11 +221,12 @@ def _why_study(handle: Any, pool: Any) -> None:
 
 
 def _print_room(handle: Any, pool: Any) -> None:
+    from vrampool.cli.stopped import stopped_parts
     from vrampool.waiting import troubles_of
 
     for device in pool.devices():
         print(f"{device.device_name} of {device.host}: {device.state}; {device.reason}")
-    for text in troubles_of(pool.devices(), handle.study_name):
+    for text in (*stopped_parts(pool.settings.state_dir), *troubles_of(pool.devices(), handle.study_name)):
         print(text)
     reason = handle.without_worker()
     if reason:

@@ -138,6 +138,7 @@ def run(as_json: bool, **given: Any) -> int:
     interrupts, ended_by_user = Interrupts(), False
     with interrupts.listening():
         from vrampool.cli.output import follow, print_summary, summary, to_json
+        from vrampool.cli.stopped import StoppedNews
 
         pool = _make_pool(settings)
         # Checked before a pool is started: a slip in the command line shows at once.
@@ -146,10 +147,11 @@ def run(as_json: bool, **given: Any) -> int:
             own = pool.local is not None and pool.local.process is not None
             say_what_is_ignored(pool.local)
             interrupts.check()
+            look = StoppedNews(pool.settings.state_dir).beside(interrupts.check)
             handle = pool.submit(**asked)
             try:
                 interrupts.check()
-                follow(handle, quiet=as_json, look=interrupts.check)
+                follow(handle, quiet=as_json, look=look)
             except KeyboardInterrupt:
                 ended_by_user = True
                 interrupted(pool, handle, interrupts, quiet=as_json)
