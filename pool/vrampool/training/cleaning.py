@@ -36,7 +36,7 @@ def release(*objects: Any) -> CleanedUp:
 
 
 def clean_up(error: BaseException | None = None) -> CleanedUp:
-    """Clean up at the end of a trial; the child calls it always, also after an exception.
+    """Clean up at the end of a trial; the child calls it where a GPU was used, also after an exception.
 
     Besides what `release` does, the workers of all data loaders are ended. Never raises: a device that no
     longer answers is told in `problem`.
