@@ -249,3 +249,15 @@ def test_a_process_tells_what_it_holds_for_itself():
     held = bytearray(64 * MIB)
     assert private_bytes_of(os.getpid()) - before > 48 * MIB and len(held)
     assert private_bytes_of(2**22 + 1) == 0
+
+
+def test_a_trial_that_is_held_to_little_gets_no_process_that_holds_as_much_already():
+    """On the CPU imports ahead count to its lease: what was learned of bare processes is too little for a full one."""
+    shelf = Shelf(needs=None, each_bytes=300 * MIB)
+    shelf.pass_time(5.0)
+    assert shelf.full and shelf.full[0].ready
+    narrow = shelf.shelf.take(None, 400 * MIB)
+    assert not narrow.full
+    assert shelf.shelf.take(None, 500 * MIB).ready, "there is room for its imports and for itself"
+    shelf.pass_time(5.0)
+    assert shelf.shelf.take(True, 400 * MIB).full, "one that needs them has to hold them anyway"

@@ -67,13 +67,14 @@ class Runner:
     def _hand_over(self, attempt: Attempt, opened: Opened) -> None:
         loop = self._loop
         assert attempt.handed_at_s is not None
-        child = loop.spares.take(loop.supply.needs(attempt.ticket.submission_id))
+        loop.memory.moves.lend(attempt, opened.wish_bytes, attempt.handed_at_s)
+        attempt.cap_bytes = loop.memory.cap(attempt)
+        room_bytes = attempt.cap_bytes if loop.device.kind == "cpu" else None
+        child = loop.spares.take(loop.supply.needs(attempt.ticket.submission_id), room_bytes)
         attempt.child = child
         attempt.spare = child.ready
         attempt.started_epoch_s = time.time()
         attempt.stage = Stage.RUNNING
-        loop.memory.moves.lend(attempt, opened.wish_bytes, attempt.handed_at_s)
-        attempt.cap_bytes = loop.memory.cap(attempt)
         self._attempts[child] = attempt
         attempt.log_path = str(self.log_path(attempt.ticket.study_name, attempt.ticket.number))
         child.begin(self._message(attempt, opened), opened.bundle, Path(attempt.log_path))

@@ -41,6 +41,8 @@ _SURPLUS_S = 30.0
 _QUICK_S = 0.3
 #: A new worker makes one that imports nothing first. If no trial comes for so long there is time for the others.
 _FIRST_S = 1.0
+#: A trial that is held to little of the host's memory wants so much of it beside what is imported ahead.
+_OWN_BYTES = 128 * 1024**2
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -135,15 +137,18 @@ class SpareShelf:
         by_memory = self._memory_bytes // self._each_bytes if self._each_bytes else self._count + 1
         return max(self._count, min(by_rate, by_memory))
 
-    def take(self, needs: bool | None = None) -> Child:
+    def take(self, needs: bool | None = None, room_bytes: int | None = None) -> Child:
         """Return a child for a trial: one that is ready, else one on its way, or a new one, as is said above.
 
         Args:
             needs: Whether the trial needs what is imported ahead; None: nobody knows yet.
+            room_bytes: What it may hold of the host's memory, imports included; None: that is not bounded.
         """
         now_s = time.monotonic()
         self._takes.append(now_s)
         self._hold_until_s = now_s + _HANDOVER_S
+        if not needs and room_bytes is not None and self._each_bytes + _OWN_BYTES > room_bytes:
+            return self._take_quick() or self._start(False)
         ready = next((child for child in self._waiting if child.ready), None)
         if ready is not None:
             self._look_at(ready)
@@ -158,13 +163,16 @@ class SpareShelf:
             self._waiting.remove(coming[0])
             self._early.append(coming[0])
             return coming[0]
-        if self._quick is not None:
-            quick, self._quick = self._quick, None
+        if (quick := self._take_quick()) is not None:
             return quick
         child = self._start(cheap or bool(needs))
         if cheap or needs:
             self._early.append(child)
         return child
+
+    def _take_quick(self) -> Child | None:
+        quick, self._quick = self._quick, None
+        return quick
 
     def _nearly_ready(self, child: Child, now_s: float) -> bool:
         return 0 < self._ready_s <= now_s - child.spawned_at_s + _QUICK_S
