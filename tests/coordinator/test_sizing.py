@@ -125,6 +125,18 @@ def test_a_study_goes_on_with_what_it_knows_when_its_devices_are_replaced(fitter
     assert "largest peak of 12 trials" in sizing.request({"batch": 8}).reason
 
 
+def test_what_counts_follows_the_devices_of_the_pool_as_they_come(fitter):
+    sizing = Sizing(spec_of(), fitter)
+    for trial in (*SOME, *(ended(20 + index, 8, peak=9 * GIB, device="NVIDIA T4") for index in range(5))):
+        sizing.learn(trial)
+    counted = [len(sizing.taught.peaks)]
+    for names in ([f"GPU 0 ({DEVICE})"], [f"GPU 0 ({DEVICE})", "GPU 1 (NVIDIA T4)"], ["GPU 1 (NVIDIA T4)"]):
+        sizing.devices(names)
+        counted.append(len(sizing.taught.peaks))
+    sizing.learn(ended(30, 8, device="NVIDIA T4"))
+    assert [*counted, len(sizing.taught.peaks)] == [17, 12, 17, 5, 6]
+
+
 def test_earlier_studies_of_the_same_code_count_and_other_code_in_the_study_does_not(fitter):
     from vrampool.measured import past_peak
 

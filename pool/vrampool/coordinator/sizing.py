@@ -63,6 +63,8 @@ class Sizing:
         self._declared = read_vram(spec.vram)
         self._function = VramFunction(self._declared.function, spec) if self._declared.function is not None else None
         self._kinds: frozenset[str] = frozenset()
+        self._own: tuple[PastPeak, ...] = ()  #: see `_own_here`
+        self._own_of: tuple[int, frozenset[str]] | None = None
         self._too_large_since_s: float | None = None
         self.largest_bytes = 0  #: budget of the pool's largest device; 0: not known yet
         self.overhead_bytes: int | None = None  #: the largest that a process has on the pool's devices; None: not known
@@ -139,7 +141,11 @@ class Sizing:
 
     def _own_here(self) -> tuple[PastPeak, ...]:
         # Before a device is known: whatever its own trials ran on; another study's word is not taken for it.
-        return tuple(peak for peak in self._peaks if not self._kinds or self._is_here(peak))
+        state = (len(self._peaks), self._kinds)
+        if self._own_of != state:  # asked several times for each trial, and a study may have thousands
+            self._own = tuple(peak for peak in self._peaks if not self._kinds or self._is_here(peak))
+            self._own_of = state
+        return self._own
 
     def _is_here(self, peak: PastPeak) -> bool:
         return not peak.device or peak.device in self._kinds
