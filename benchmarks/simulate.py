@@ -137,7 +137,7 @@ def _all(console: Console, part: str | None) -> dict[str, list[Outcome]]:
         "whole study": [Size(devices=1000, trials=10_000, lasts_s=60.0)],
         "learned": [
             replace(few, trials=400, slots=4, lasts_s=120 / _RATE, requests="learned"),
-            replace(few, slots=4, past=10_000, lasts_s=120 / _RATE, requests="learned"),
+            replace(few, trials=400, slots=4, past=10_000, lasts_s=120 / _RATE, requests="learned"),
             Size(devices=100, slots=4, trials=1200, lasts_s=400 / _RATE, requests="learned"),
         ],
     }
