@@ -13,7 +13,7 @@ def measure() -> list[Row]:
     """Run trials one after another; each is enqueued when the one before has ended, and finds a spare waiting."""
     with bench_pool() as pool:
         client = redis.Redis.from_url(pool.settings.redis)
-        handle = pool.submit(f"{OBJECTIVES}:first_line", n_trials=TRIALS, vram="64MiB", max_concurrent_trials=1).wait()
+        handle = pool.submit(f"{OBJECTIVES}:first_line", n_trials=TRIALS, vram="512MiB", max_concurrent_trials=1).wait()
         waits = []
         for trial in handle.trials:
             queued_ms = client.hget(f"rq:job:{handle.id}-{trial.number}", "queued_at_ms")

@@ -40,7 +40,7 @@ def measure() -> list[Row]:
         reads = int(client.info("stats")["total_reads_processed"])
         started = time.monotonic()
         sampler = optuna.samplers.RandomSampler()
-        handle = pool.submit(f"{OBJECTIVES}:noop", n_trials=TRIALS, vram="64MiB", sampler=sampler).wait()
+        handle = pool.submit(f"{OBJECTIVES}:noop", n_trials=TRIALS, vram="512MiB", sampler=sampler).wait()
         rate = TRIALS / (time.monotonic() - started)
         trips = (int(client.info("stats")["total_reads_processed"]) - reads) / TRIALS
         pids = {attempt["pid"] for attempt in (trial.user_attrs["vrampool:attempt"] for trial in handle.trials)}

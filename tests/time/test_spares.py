@@ -256,8 +256,8 @@ def test_a_trial_that_is_held_to_little_gets_no_process_that_holds_as_much_alrea
     shelf = Shelf(needs=None, each_bytes=300 * MIB)
     shelf.pass_time(5.0)
     assert shelf.full and shelf.full[0].ready
-    narrow = shelf.shelf.take(None, 400 * MIB)
+    narrow = shelf.shelf.take(None, 330 * MIB)
     assert not narrow.full
-    assert shelf.shelf.take(None, 500 * MIB).ready, "there is room for its imports and for itself"
+    assert shelf.shelf.take(None, 340 * MIB).ready, "there is room for its imports and for itself"
     shelf.pass_time(5.0)
-    assert shelf.shelf.take(True, 400 * MIB).full, "one that needs them has to hold them anyway"
+    assert shelf.shelf.take(True, 330 * MIB).full, "one that needs them has to hold them anyway"

@@ -42,7 +42,7 @@ _QUICK_S = 0.3
 #: A new worker makes one that imports nothing first. If no trial comes for so long there is time for the others.
 _FIRST_S = 1.0
 #: A trial that is held to little of the host's memory wants so much of it beside what is imported ahead.
-_OWN_BYTES = 128 * 1024**2
+_OWN_BYTES = 32 * 1024**2
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
