@@ -122,22 +122,26 @@ def test_a_spare_is_used_for_exactly_one_trial(pool: LivePool):
     assert len({item.pid for item in facts}) == 3
     check_invariants(pool)
     after = set(spares_of(pool))
-    assert len(after) == pool.pool.settings.spares
+    assert after
     assert not after & {item.pid for item in facts}
 
 
 def spares_of(pool: LivePool) -> list[int]:
-    """Return the pids of the trial processes that wait: below the worker's keepers, and asleep until a trial comes."""
+    """Return the pids of the trial processes that wait: below the worker's keepers, and asleep until a trial comes.
+
+    There are no fewer than the setting says, and more while trials come fast.
+    """
     worker = psutil.Process(pool.device().pid)
     wanted = pool.pool.settings.spares
 
     def found() -> list[int] | None:
-        children = [child for keeper in worker.children() for child in keeper.children()]
-        if len(children) != wanted:
+        try:
+            children = [child for keeper in worker.children() for child in keeper.children()]
+            # One that still imports runs, or waits for the disk, however long that takes on a busy machine.
+            waiting = all(child.status() == psutil.STATUS_SLEEPING for child in children)
+        except psutil.NoSuchProcess:  # one of the trial before has just gone
             return None
-        # One that still imports runs, or waits for the disk, however long that takes on a busy machine.
-        waiting = all(child.status() == psutil.STATUS_SLEEPING for child in children)
-        return [child.pid for child in children] if waiting else None
+        return [child.pid for child in children] if waiting and len(children) >= wanted else None
 
     return until(found, what="a spare that waits")
 
@@ -190,5 +194,8 @@ def test_a_spare_with_torch_waits_for_a_trial_while_the_worker_has_none(make_poo
 def spares_with(pool: LivePool, name: str) -> bool:
     """True when a spare waits that has mapped a library of this name."""
     worker = psutil.Process(pool.device().pid)
-    children = [child for keeper in worker.children() for child in keeper.children()]
-    return any(f"/{name}/" in entry.path for child in children for entry in child.memory_maps())
+    try:
+        children = [child for keeper in worker.children() for child in keeper.children()]
+        return any(f"/{name}/" in entry.path for child in children for entry in child.memory_maps())
+    except psutil.NoSuchProcess:  # the first one, that imports nothing, has just been let go
+        return False

@@ -261,3 +261,18 @@ def test_a_trial_that_is_held_to_little_gets_no_process_that_holds_as_much_alrea
     assert shelf.shelf.take(None, 340 * MIB).ready, "there is room for its imports and for itself"
     shelf.pass_time(5.0)
     assert shelf.shelf.take(True, 330 * MIB).full, "one that needs them has to hold them anyway"
+
+
+def test_trials_that_take_none_of_those_that_wait_have_no_more_made():
+    shelf = Shelf(needs=None, each_bytes=300 * MIB)
+    shelf.pass_time(5.0)
+    for _ in range(12):
+        assert not shelf.shelf.take(None, 200 * MIB).full
+        shelf.pass_time(0.5)
+    assert shelf.shelf.waiting == 1
+
+
+def test_where_nothing_is_imported_ahead_what_waits_is_as_good_as_a_new_one():
+    shelf = Shelf(needs=None, is_cheap=True, each_bytes=30 * MIB)
+    shelf.pass_time(5.0)
+    assert shelf.shelf.take(None, 50 * MIB).ready

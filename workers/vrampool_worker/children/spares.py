@@ -145,10 +145,11 @@ class SpareShelf:
             room_bytes: What it may hold of the host's memory, imports included; None: that is not bounded.
         """
         now_s = time.monotonic()
-        self._takes.append(now_s)
         self._hold_until_s = now_s + _HANDOVER_S
-        if not needs and room_bytes is not None and self._each_bytes + _OWN_BYTES > room_bytes:
+        narrow = room_bytes is not None and self._each_bytes + _OWN_BYTES > room_bytes
+        if narrow and not needs and not self._source.cheap():
             return self._take_quick() or self._start(False)
+        self._takes.append(now_s)
         ready = next((child for child in self._waiting if child.ready), None)
         if ready is not None:
             self._look_at(ready)
