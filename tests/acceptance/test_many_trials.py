@@ -33,7 +33,12 @@ def held(pool: LivePool) -> dict[str, int]:
     pid = pool.device().pid
     wanted = pool.pool.settings.spares
     worker = psutil.Process(pid)
-    until(lambda: sum(len(keeper.children()) for keeper in worker.children()) == wanted, what="only a spare")
+
+    def waiting() -> int:
+        return sum(len(keeper.children()) for keeper in worker.children())
+
+    # One more than that is let go after half a minute.
+    until(lambda: waiting() == wanted, what="only a spare", timeout_s=60)
     # One that has just ended is a zombie until its parent's next turn; one that stays is what this looks for.
     until(lambda: not zombies_below(worker), what="no zombies below the worker")
     found = pool.probe(pid)

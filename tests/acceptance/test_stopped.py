@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from optuna.trial import TrialState
 from support import commands
@@ -19,6 +20,7 @@ from support.waiting import until
 
 import vrampool
 from vrampool import waiting
+from vrampool.health import look
 
 SOURCE = """
 import os, time
@@ -33,6 +35,12 @@ def objective(trial):
 """
 
 
+def stop(pid: int) -> None:
+    """Stop a process, and wait until it is: on a busy machine its threads take a moment to hear of it."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, what="a process that is stopped")
+
+
 @pytest.fixture
 def stopped(pool: LivePool, tmp_path: Path) -> Iterator[tuple[vrampool.Handle, int]]:
     """A study whose only trial was stopped, and the process of that."""
@@ -41,7 +49,7 @@ def stopped(pool: LivePool, tmp_path: Path) -> Iterator[tuple[vrampool.Handle, i
     handle = pool.submit(f"{tmp_path / 'made.py'}:objective", 1, env={"FOLDER": str(tmp_path)}, study_name=name)
     until((tmp_path / "pid").exists, what="a trial that runs")
     pid = int((tmp_path / "pid").read_text())
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     (tmp_path / "go").touch()  # it would end now
     try:
         yield handle, pid
@@ -90,7 +98,8 @@ def test_the_study_can_be_ended_all_the_same(pool: LivePool, stopped, capsys):
 def test_a_stopped_coordinator_is_told_too(pool: LivePool, capsys, tmp_path):
     """No trial is made without it, and `vrampool run` would wait without a word."""
     pid = pool.pids()["coordinator"]
-    os.kill(pid, signal.SIGSTOP)
+    until(lambda: pid in {verdict.sign.pid for verdict in look(pool.state_dir)}, what="its first sign of life")
+    stop(pid)
     try:
         words = f"does nothing: its process {pid} was stopped; `kill -CONT {pid}` lets it go on"
         done = call(capsys, "status", "--state-dir", pool.state_dir)
