@@ -10,12 +10,18 @@ from support.fake_nvml import GIB, FakeNvml
 from support.waiting import until
 
 
-@pytest.mark.slow
-def test_a_busy_card_takes_no_further_trial_and_says_why(make_pool, tmp_path):
+@pytest.fixture
+def busy_card(make_pool, tmp_path):
+    """The driver's stand-in, a card of it that says that it is busy, and a pool on that."""
     fake = FakeNvml(tmp_path / "nvml")
     card = fake.add_card(24 * GIB)
     fake.set_busy(card.index, 100, sm_percent=91)
-    pool = make_pool(gpu="all", share=False, budget="75%", max_trials=8, sample_s=0.2, env=fake.env)
+    return fake, card, make_pool(gpu="all", share=False, budget="75%", max_trials=8, sample_s=0.2, env=fake.env)
+
+
+@pytest.mark.slow
+def test_a_busy_card_takes_no_further_trial_and_says_why(busy_card, tmp_path):
+    fake, card, pool = busy_card
     stop = tmp_path / "stop"
 
     def objective(trial):
@@ -39,12 +45,9 @@ def test_a_busy_card_takes_no_further_trial_and_says_why(make_pool, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_trial_that_only_cleans_up_leaves_its_place_to_the_next(make_pool, tmp_path):
+def test_a_trial_that_only_cleans_up_leaves_its_place_to_the_next(busy_card, tmp_path):
     """Its memory is its own until its process is gone; but it computes no more, so the next one begins meanwhile."""
-    fake = FakeNvml(tmp_path / "nvml")
-    card = fake.add_card(24 * GIB)
-    fake.set_busy(card.index, 100, sm_percent=91)
-    pool = make_pool(gpu="all", share=False, budget="75%", max_trials=8, sample_s=0.2, env=fake.env)
+    _, _, pool = busy_card
 
     def objective(trial):
         import atexit

@@ -187,3 +187,10 @@ def test_a_card_that_lets_nobody_in_is_used_without_mps():
     found = made.judge([ended("a/1", Sort.REFUSED, at_s=900.0)], {})
     assert found.victims == ("a/1",) and "not used on this card any more" in found.text
     assert made.why_outside("a", alone=False) == "it did not let clients in, 3 times within 10 minutes"
+
+
+def test_who_came_between_a_fault_and_its_late_victims_is_one_of_them():
+    made = rules()
+    made.judge([ended("a/1")], {"b/1": "b"})
+    found = made.judge([ended("b/1", Sort.SHARED, objective="b", at_s=9.0), ended("c/1", Sort.REFUSED, at_s=9.5)], {})
+    assert set(found.victims) == {"b/1", "c/1"} and found.culprit == "a/1"

@@ -181,7 +181,7 @@ class MpsRules:
             return Judgement((), own[0].name, (), (), f"the fault of {own[0].name} {harmed}")
         late = {item.name: self._witnesses.pop(item.name) for item in faults if item.name in self._witnesses}
         if late and not own:
-            return self._late(late, still_running)
+            return self._late(late, [item.name for item in faults] + list(still_running))
         victims = [item.name for item in faults if item.sort in (Sort.SHARED, Sort.REFUSED)] + list(still_running)
         if not own:
             return Judgement(tuple(victims), None, (), (), "MPS ended under its clients, by no trial's fault")
@@ -213,13 +213,13 @@ class MpsRules:
             return item
         return replace(item, sort=Sort.SHARED)
 
-    def _late(self, late: Mapping[str, Ended], still_running: Mapping[str, str]) -> Judgement:
+    def _late(self, late: Mapping[str, Ended], victims: list[str]) -> Judgement:
         culprits = {item.name: item for item in late.values()}
         text = f"a fault of {', '.join(culprits)} took down all clients of MPS on this card"
         leaves = tuple(dict.fromkeys(item.objective for item in culprits.values()))
         for objective in leaves:
             self._put_out(objective, text)
-        return Judgement((*late, *still_running), next(iter(culprits)), leaves, (), text)
+        return Judgement(tuple(victims), next(iter(culprits)), leaves, (), text)
 
     def _several(self, own: list[Ended], victims: list[str]) -> Judgement:
         """All were told the same error: each may be to blame, and shows by its retry outside whether it was."""
